@@ -24,8 +24,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from octavo.base.errors import ConfigError, EngineError, EngineUnavailableError, OctavoError
+from octavo.core.block_store import following_keys, root_key
 from octavo.core.fair_queue import FairQueue
-from octavo.core.routing import Ask, Router, TrackedReplica
+from octavo.core.routing import MAX_KEYS, Ask, Router, TrackedReplica
 from octavo.core.scheduler import SchedulerConfig
 from octavo.core.stats import StepStats, summed
 from octavo.server.engine.front import Front
@@ -44,6 +45,7 @@ _log = logging.getLogger("octavo.server")
 CreateLauncher = Callable[[int], ProcessLauncher]
 """Returns the launcher of a replica by its number; ConfigError if there can be none."""
 
+_KEYS_AT_ONCE = 512  # of a prompt, between two turns of the event loop: half a millisecond
 _QUEUE = SchedulerConfig()  # for what a level of priority is worth, in steps of waiting
 _STATES = (EngineState.READY, EngineState.RESTARTING, EngineState.STARTING)  # best first
 
@@ -385,7 +387,15 @@ class ReplicaSet(Front):
     def _dispatch(self, entry: PendingGeneration) -> None:
         """Queue it, or, if it is a suspect, queue it for an isolated run."""
         if entry.ask is None:
-            self._prepare(entry)
+            self._place(entry)
+            request, block_size = entry.generation.request, self.facts.block_size
+            if not self._wants_keys(entry):
+                entry.ask = Ask(len(request.prompt_token_ids))
+            elif len(request.prompt_token_ids) <= _KEYS_AT_ONCE * block_size:
+                entry.ask = Ask.of(request.prompt_token_ids, block_size, request.cache_salt)
+            else:
+                self._run_in_background(self._dispatch_with_keys(entry))
+                return
         if self._crash_isolation.is_suspected(entry.fingerprint):
             self._crash_isolation.enqueue(entry)
             self._send_next_suspect()
@@ -395,18 +405,32 @@ class ReplicaSet(Front):
             self._num_queued_samples += entry.work.samples
             self._fill()
 
-    def _prepare(self, entry: PendingGeneration) -> None:
-        """Find out what the router needs to know, and the place among its tenant's requests."""
-        request = entry.generation.request
-        if self._router.uses_keys and self._caches_prefixes and request.params.cache_prompt:
-            block_size = self.facts.block_size
-            entry.ask = Ask.of(request.prompt_token_ids, block_size, request.cache_salt)
-        else:
-            entry.ask = Ask(len(request.prompt_token_ids))
-        level = max(-_QUEUE.max_priority, min(_QUEUE.max_priority, request.priority))
+    def _place(self, entry: PendingGeneration) -> None:
+        """Give it its place among its tenant's requests: by priority and arrival, as a scheduler
+        does."""
+        priority = entry.generation.request.priority
+        level = max(-_QUEUE.max_priority, min(_QUEUE.max_priority, priority))
         num_steps = self._num_steps // max(1, len(self.replicas))
         entry.queue_key = (level * _QUEUE.ageing_steps + num_steps, self._num_arrivals)
         self._num_arrivals += 1
+
+    def _wants_keys(self, entry: PendingGeneration) -> bool:
+        is_cached = self._caches_prefixes and entry.generation.request.params.cache_prompt
+        return self._router.uses_keys and is_cached
+
+    async def _dispatch_with_keys(self, entry: PendingGeneration) -> None:
+        """Dispatch a request with a long prompt, whose keys take a while: others get their turns
+        meanwhile."""
+        request, block_size = entry.generation.request, self.facts.block_size
+        tokens = request.prompt_token_ids[: MAX_KEYS * block_size]
+        key, keys = root_key(request.cache_salt), list[bytes]()
+        for begin in range(0, len(tokens), _KEYS_AT_ONCE * block_size):
+            part = tokens[begin : begin + _KEYS_AT_ONCE * block_size]
+            keys += following_keys(key, part, block_size)
+            key = keys[-1] if keys else key
+            await asyncio.sleep(0)
+        entry.ask = Ask(len(request.prompt_token_ids), keys[::-1])
+        self._dispatch_again([entry])
 
     def _fill(self) -> None:
         """Send queued requests to replicas that have a place for them."""

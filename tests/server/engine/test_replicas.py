@@ -21,9 +21,10 @@ from octavo.base.errors import (
     QueueFullError,
 )
 from octavo.core.limits import QueueLimits
-from octavo.core.routing import LeastLoaded, PrefixAware, RoundRobin
+from octavo.core.routing import Ask, LeastLoaded, PrefixAware, RoundRobin
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.stats import StepStats, summed
+from octavo.server.engine import replicas
 from octavo.server.engine.generation import EngineObserver, EngineState, GenerationRequest
 from octavo.server.engine.replicas import ReplicaSet
 from octavo.server.settings import ROUTER_NAMES
@@ -246,6 +247,25 @@ def test_prefixes_meet_again(byte_tokenizer):
                 assert generation.stats.num_cached_tokens == (24 if turn else 0)
 
     play(main, router=PrefixAware(), create=lambda: ThreadLauncher(byte_tokenizer))
+
+
+def test_a_long_prompt_is_keyed_in_turns_and_keeps_its_place(monkeypatch):
+    """Others go on meanwhile; the keys are those that were made at once."""
+    monkeypatch.setattr(replicas, "_KEYS_AT_ONCE", 2)
+    tokens = list(range(80))
+
+    async def main(engine, launchers, account):
+        generation = engine.submit(make(prompt=[INNOCENT, 5, *tokens], cache_salt="a"))
+        (entry,) = engine._entries.values()
+        assert not entry.is_queued and not entry.is_sent
+        short = engine.submit(make())
+        closed = engine.submit(make(prompt=[INNOCENT, 6, *tokens]))
+        closed.close()
+        assert await answer_of(short) == whole(short)
+        assert await answer_of(generation) == whole(generation)
+        assert entry.ask == Ask.of([INNOCENT, 5, *tokens], 16, "a")
+
+    play(main, router=PrefixAware())
 
 
 def test_a_closed_generation_leaves_the_queue():

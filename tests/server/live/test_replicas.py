@@ -78,9 +78,9 @@ async def restarted(server, before: float) -> None:
         await asyncio.sleep(0.005)
 
 
-async def _kill_under_streams(server):
+async def _kill_under_streams(server, bodies=BODIES):
     before = (await server.ask("/load")).json()["num_restarts"]
-    streams = [await server.stream(body) for body in BODIES]
+    streams = [await server.stream(body) for body in bodies]
     for stream in streams:
         for _ in range(3):
             await stream.next()
@@ -199,3 +199,30 @@ def test_one_engine_has_no_replicas(live_server, tiny_model):
         samples = server.counters().samples
         assert all("replica" not in sample.labels for sample in samples)
         assert all(sample.labels.get("engine", "0") == "0" for sample in samples)
+
+
+def test_a_real_model_goes_on_as_well(live_server, smollm2_gguf):
+    """Two replicas of SmolLM2, of which one is killed under a greedy and a drawn stream each."""
+    bodies = [
+        {
+            "stream": True,
+            "return_token_ids": True,
+            "ignore_eos": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": 60,
+            "prompt": prompt,
+            **more,
+        }
+        for prompt in ("The capital of France is", "Once upon a time")
+        for more in ({"temperature": 0, "logprobs": 1}, {"seed": 3})
+    ]
+    flags = ("--data-parallel-size", "2", "--resume-streams", "--max-model-len", "512")
+    with live_server(smollm2_gguf, *flags) as server:
+        assert any("2 replicas share" in line for line in server.log)
+        expected = [content_of(server.run(server.complete(body))) for body in bodies]
+        assert "Paris" in expected[0][0][0]
+        streams, status, seconds = server.run(_kill_under_streams(server, bodies))
+        print(f"back {seconds:.2f} s after the kill; the server had started in "
+              f"{server.start_seconds:.2f} s")  # fmt: skip
+        assert status == 200
+        assert [content_of(stream) for stream in streams] == expected
