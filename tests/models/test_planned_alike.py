@@ -19,11 +19,16 @@ from tiny_transformers import EXPERT_CASES, FAMILIES, LATENT_CASES
 from octavo.base.errors import UnsupportedModelError
 from octavo.cli import main
 from octavo.cost import hf_families
+from octavo.cost.communication import exchange_of
 from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import precision_of, weights_bytes
 from octavo.cost.spec_hf import spec_from_hf
 from octavo.cost.weights import num_parameters, weights
+from octavo.layers.attention import Attention
+from octavo.layers.experts import ExpertMLPs
+from octavo.layers.latent_attention import LatentAttention
+from octavo.layers.linear import Linear
 from octavo.layers.module import named_parameters
 from octavo.models import registry
 from octavo.models.checkpoint import open_checkpoint
@@ -143,6 +148,37 @@ def test_devices_share_the_parameters_as_the_plan_says(name, ways, folder_of):
         if parameter.startswith("model.layers."):
             shared[int(parameter.split(".")[2])] += size
     assert shared == planned
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("tp", [2, 3])
+def test_ranks_exchange_what_their_modules_make(name, tp, folder_of):
+    spec, config = open_spec(folder_of(name)), open_checkpoint(folder_of(name)).config()
+    model = registry.model_class(config.architecture)(config)
+    # What heads make, their gates included; of an MLP, gate and up are multiplied to one value.
+    private = {"q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj"}
+    total = 0
+
+    def count(width: int, times: int = 1, *, by_heads: bool = False) -> None:
+        nonlocal total
+        total += width * times if by_heads or width >= 16 * tp else 0
+
+    for path, module in model.named_modules():
+        last, is_expert = path.rpartition(".")[2], ".experts." in path
+        if isinstance(module, Attention):
+            count(module.num_heads * module.head_dim, by_heads=True)
+            if module.whole_qk_norm:
+                heads = module.num_heads + module.num_kv_heads
+                count(heads * module.head_dim, by_heads=True)
+        elif isinstance(module, LatentAttention):
+            count(module.num_heads * module.latent.value_dim, by_heads=True)
+        elif isinstance(module, ExpertMLPs):
+            count(module.routing.num_experts)
+            count(module.experts[0].up_proj.weight.shape[0], module.routing.top_k)
+            count(config.hidden_size)
+        elif isinstance(module, Linear) and last not in private and not is_expert:
+            count(module.weight.shape[0])
+    assert exchange_of(spec, tp).token_values == total
 
 
 # Those that GGUF files can say, one of each architecture.
