@@ -45,7 +45,7 @@ from octavo.core.request import Request
 
 
 class Queueable(Protocol):
-    """What can wait in a `FairQueue`: fields as of a `Request`, which has them.
+    """The fields by which a `FairQueue` orders what waits, as of a `Request`.
 
     ``turn`` is set by the queue.
     """

@@ -503,7 +503,8 @@ class ReplicaSet(Front):
         return None if any(replica.is_coming for replica in self.replicas) else best
 
     def _load_before(self, tenant: str, num_tokens: int) -> tuple[StepStats, QueuedWork]:
-        """What waits is shared out evenly among the replicas that are up."""
+        """Return those of the replica that has least to do: what waits is shared out evenly among
+        the replicas that are up."""
         stats = [replica.stats for replica in self.replicas if replica.is_up]
         least = min(stats, key=_num_tokens_to_come, default=StepStats.idle())
         waiting = self._waiting_queue.work_before(tenant, num_tokens)

@@ -34,7 +34,7 @@ class ReplicasResponse(BaseModel):
 
 
 class ReplicasRequest(Body):
-    """What to do."""
+    """A change of the replicas that an operator asks for."""
 
     action: Literal["add", "drain", "remove"] = Field(
         description="add: start one more. drain: send no more requests to one, and end it when its "
