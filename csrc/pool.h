@@ -23,7 +23,7 @@ struct Worker {
   Pool* pool;
 
   // Wait for all workers; those of all ranks, if `group` is given, which is the one of the call. False
-  // once the call is aborted, now and from now on: then return from the call at once.
+  // once the call is aborted: then return from the call at once.
   bool barrier(Group* group = nullptr) const;
   // The next number from 0 on that no worker has taken since the last barrier.
   int ticket() const;
