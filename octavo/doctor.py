@@ -12,7 +12,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 from octavo import __version__, hub
 from octavo.base.optional_deps import ADD_TORCH, has_torch
 from octavo.hub.wheels import has_pip
-from octavo.system import machine
+from octavo.system import machine, numa
 from octavo.system.gpu_software import NO_DRIVER, GpuSoftware, gpu_software, lacks_of, why_no_gpu
 
 GIB = 1 << 30
@@ -104,6 +104,7 @@ class DoctorReport:
     cpu: machine.Cpu
     usable_cores: int
     memory: machine.Memory
+    numa_nodes: tuple[numa.Node, ...]
     cuda: Cuda
     gpu: GpuSoftware
     compiler: machine.Compiler | None
@@ -120,7 +121,7 @@ def examine() -> DoctorReport:
     packages = {name: package_version(name) for name in PACKAGES}
     cuda = find_cuda()
     storage = look_at_storage()
-    kernels, native = choose_kernels(cuda), find_native_kernels()
+    kernels, native, nodes = choose_kernels(cuda), find_native_kernels(), numa.nodes()
     return DoctorReport(
         octavo=__version__,
         python=platform.python_version(),
@@ -130,6 +131,7 @@ def examine() -> DoctorReport:
         cpu=cpu,
         usable_cores=cpu.usable_cores,
         memory=memory,
+        numa_nodes=nodes,
         cuda=cuda,
         gpu=gpu_software(package_version),
         compiler=compiler,
@@ -139,6 +141,7 @@ def examine() -> DoctorReport:
         findings=(
             *missing_software(packages, compiler, native),
             *weak_hardware(cpu, memory, cuda, storage),
+            *far_memory(nodes, native),
         ),
         platform_lacks=tuple(platform_lacks()),
     )
@@ -402,3 +405,18 @@ def weak_hardware(
         if free < GIB:
             found.append(Finding(f"only {free / 2**20:,.0f} MiB of {what} are free", remedy))
     return found
+
+
+def far_memory(nodes: Sequence[numa.Node], native: NativeKernels) -> list[Finding]:
+    """Return what there is to say of several NUMA nodes: one rank a node reads near memory only."""
+    ranks = numa.auto_ranks(nodes)
+    if ranks == 1 or native.chosen is None:
+        return []
+    return [
+        Finding(
+            f"processors and memory are divided into {ranks} NUMA nodes: a single rank reads most "
+            "weights from the far ones",
+            f"--tensor-parallel-size auto: {ranks} ranks, each pinned to a node, with its part of "
+            "the weights and of the KV there",
+        )
+    ]

@@ -9,7 +9,7 @@ import pytest
 from octavo import doctor
 from octavo.doctor import Cuda, CudaDevice, Finding, NativeKernels, Storage
 from octavo.runtime import backends
-from octavo.system import gpu_software, machine
+from octavo.system import gpu_software, machine, numa
 from octavo.system.gpu_software import driver_version
 
 GIB = 1 << 30
@@ -238,3 +238,14 @@ def test_examine_this_machine() -> None:
     ops = {choice.op for choice in report.kernels if choice.device == "cpu"}
     assert {"linear", "paged_attention"} <= ops
     assert (report.cuda.reason is None) == bool(report.cuda.devices)
+
+
+def test_one_rank_a_node_is_advised_where_there_are_several() -> None:
+    native = NativeKernels(("avx2",), "avx2", None)
+    two = [numa.Node(number, (number,), GIB, GIB) for number in range(2)]
+    (finding,) = doctor.far_memory(two, native)
+    assert "2 NUMA nodes" in finding.problem
+    assert "--tensor-parallel-size auto: 2 ranks" in finding.remedy
+    assert doctor.far_memory(two, NO_KERNELS) == []
+    assert doctor.far_memory(two[:1], native) == []
+    assert doctor.far_memory([two[0], numa.Node(1, (), GIB, GIB)], native) == []  # memory alone

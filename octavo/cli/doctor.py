@@ -142,6 +142,7 @@ def _machine(report: DoctorReport) -> list[tuple[str, str]]:
         ("ISA", " ".join(cpu.isa) or "nothing known beyond the baseline"),
         ("cores", cores),
         ("memory", room),
+        *_numa(report),
         ("C++ compiler", compiler),
     ]
     for i, device in enumerate(report.cuda.devices):
@@ -150,6 +151,21 @@ def _machine(report: DoctorReport) -> list[tuple[str, str]]:
     if not report.cuda.devices:
         rows.append(("CUDA", f"none: {report.cuda.reason}"))
     return rows
+
+
+def _numa(report: DoctorReport) -> list[tuple[str, str]]:
+    """A row for each node, where there are several."""
+    if len(report.numa_nodes) < 2:
+        return []
+    return [
+        (
+            f"NUMA node {node.number}",
+            f"{node.cpus_text}, {terminal.format_bytes(node.free_bytes)} free of "
+            f"{terminal.format_bytes(node.total_bytes)}"
+            + ("" if node.has_memory else ", which this process may not use"),
+        )
+        for node in report.numa_nodes
+    ]
 
 
 def _models(report: DoctorReport) -> list[tuple[str, str]]:

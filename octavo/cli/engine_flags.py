@@ -16,6 +16,7 @@ from typing import Any
 
 from octavo.base.errors import ConfigError
 from octavo.cli import UsageError
+from octavo.cli.flags import number_of_ranks
 from octavo.cli.parser import rarely
 from octavo.hub import DEFAULT_MODEL
 from octavo.settings.engine import EngineArgs, parse_bytes
@@ -124,6 +125,8 @@ def _settings(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
         return {"type": _bytes, "metavar": "BYTES"}
     if field.name == "max_model_len":
         return {"type": _length, "metavar": "N"}
+    if field.name == "tensor_parallel_size":
+        return {"type": number_of_ranks, "metavar": "N"}
     if field.name == "max_predicted_ttft":
         return {"metavar": "MS"}
     if typing.get_origin(hint) is tuple:

@@ -11,7 +11,9 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from octavo.base.errors import ConfigError
 from octavo.cli import UsageError
+from octavo.runtime.layout import parse_ranks
 
 T = TypeVar("T")
 Parser = argparse.ArgumentParser | argparse._ArgumentGroup
@@ -31,6 +33,14 @@ def whole_number(text: str, least: int = 1) -> int:
 def non_negative(text: str) -> int:
     """Parse an integer of at least 0, for ``type=`` of argparse."""
     return whole_number(text, least=0)
+
+
+def number_of_ranks(text: str) -> int | str:
+    """Parse the value of ``--tensor-parallel-size``, for ``type=`` of argparse."""
+    try:
+        return parse_ranks(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def real_number(what: str, fits: Callable[[float], bool]) -> Callable[[str], float]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from octavo.cli import UsageError
 from octavo.cli.calibrate import steps_here
 from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
-from octavo.cli.flags import add_number, add_value, from_flags
+from octavo.cli.flags import add_number, add_value, from_flags, number_of_ranks
 from octavo.cli.parser import completed_by, rarely
 
 if TYPE_CHECKING:
@@ -58,7 +58,13 @@ def device_names() -> list[str]:
 
 def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("layout and precision")
-    add_number(group, "--tp", "devices that share each matrix (default: the best)")
+    add_value(
+        group,
+        "--tp --tensor-parallel-size N",
+        "devices that share each matrix; auto is one rank for each processor, or for each NUMA "
+        "node of this machine (default: the best)",
+        number_of_ranks,
+    )
     add_number(group, "--pp", "groups of layers, one after the other (default: the best)")
     add_number(group, "--ep", "devices that share the experts (default: the best)")
     add_number(

@@ -7,18 +7,24 @@ of latency: small messages, as those of decoding, take little else. For n ranks 
     all-gather       alpha +   (n-1)/n S / bandwidth        S is what every rank has at the end
     all-to-all       alpha +   (n-1)/n S / bandwidth        S is what one rank sends
     point to point   alpha +           S / bandwidth
+
+Ranks on processors (scheme `gather`) send nothing: each writes its part of a value into memory that
+all have, they meet, and each reads what the others wrote. That is an all-gather whose S is what all
+of them write together, once; each rank reads (n-1)/n of it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from octavo.base.errors import ConfigError
-from octavo.cost.hardware import Device
+from octavo.cost.hardware import SHARED_MEMORY, Device
+from octavo.cost.model_spec import ModelSpec
 from octavo.cost.parallel import Parallel
-from octavo.cost.rank_model import RankModel
+from octavo.cost.rank_model import Exchange, RankModel
+from octavo.cost.shares import shares
 from octavo.cost.work import RowCounts
 
 
@@ -54,7 +60,10 @@ _NETWORK_REACHED, _NETWORK_LATENCY_S = 40e9, 20e-6
 # 174 GB/s among 2, 4 and 8 A100, 274, 317 and 365 among H100. Small messages take 5 to 10 us in
 # one-shot kernels, which engines use for decoding, 7 to 60 in NCCL; 20 to 40 us over PCIe, of whose
 # 32 GB/s 12 to 20 are reached without peer-to-peer copies. In a mesh, two devices have but one of
-# the links between them, of 64 GB/s. NVLink2 is taken to be as NVLink3.
+# the links between them, of 64 GB/s. NVLink2 is taken to be as NVLink3. In shared memory (two vCPUs
+# of a Xeon with AMX, quiet, 2026-11-28) two pinned processes met in 0.18 us, and a core read what
+# the other had just written, 2 KB in 0.4 us, 8 in 1.3, 32 in 3.5, 128 in 7.3, 512 in 26: 1 us and
+# 20 GB/s. Between sockets it was not measured; many cores together read more than one does.
 _LINKS = {
     "NVLink2": ((0.52, 0.56, 0.58), 12e-6),
     "NVLink3": ((0.52, 0.56, 0.58), 10e-6),
@@ -63,6 +72,7 @@ _LINKS = {
     "NVLink bridge": ((0.52, 0.52, 0.52), 12e-6),
     "xGMI": ((0.11, 0.32, 0.70), 12e-6),
     "PCIe": ((0.50, 0.50, 0.50), 30e-6),
+    SHARED_MEMORY: ((1.0, 1.0, 1.0), 1e-6),
 }
 _UNKNOWN_LINK = ((0.50, 0.50, 0.50), 20e-6)
 _ISLANDS = {"NVL72": 72, "pair": 2}  # by a word of what the link is called; others: a machine of 8
@@ -75,10 +85,30 @@ def link_of(device: Device) -> Link:
             f"{device.name} has no link to another device: a model stays on one; to cut it, choose "
             "hardware that has links (`octavo hardware list`), or add link_gb_s to your own"
         )
-    known = (of for name, of in _LINKS.items() if device.link_kind.startswith(name))
+    kind = SHARED_MEMORY if device.kind == "cpu" else device.link_kind
+    known = (of for name, of in _LINKS.items() if kind.startswith(name))
     shares, latency = next(known, _UNKNOWN_LINK)
     island = next((size for word, size in _ISLANDS.items() if word in device.link_kind), 8)
     return Link(device.link_bandwidth, shares, latency, island)
+
+
+def link_between(device: Device, parallel: Parallel) -> Link:
+    """The link of a layout's devices. ConfigError if they have none, or no such layout can be."""
+    link = link_of(device)
+    if device.kind != "cpu":
+        return link
+    if parallel.pp > 1 or parallel.ep > 1:
+        raise ConfigError(
+            f"{device.name}: on processors the layers and the experts of a model are not shared "
+            "out: choose tp, or copies (dp, replicas)"
+        )
+    most = device.num_ranks if device.is_measured else link.island
+    if parallel.tp > most:
+        raise ConfigError(
+            f"{device.name}: {parallel.tp} ranks do not share the memory of one machine, but "
+            f"{most} do: choose tp = {most}, or copies (dp, replicas)"
+        )
+    return link
 
 
 # -- the operations -------------------------------------------------------------------------------
@@ -132,7 +162,9 @@ def transfers(model: RankModel, rows: RowCounts, link: Link) -> list[Transfer]:
     parallel = model.parallel
     hidden = rows.num_tokens * model.hidden_size * model.activation_bytes
     said: list[Transfer] = []
-    if parallel.tp > 1:
+    if model.exchange is not None:
+        said += _gathered(model.exchange, rows, parallel.tp, link)
+    elif parallel.tp > 1:
         said += _of_tensors(model, rows, hidden, link)
     if _sends_to_experts(parallel):
         said += _of_experts(model, rows, link)
@@ -141,6 +173,50 @@ def transfers(model: RankModel, rows: RowCounts, link: Link) -> list[Transfer]:
         seconds = hops * point_to_point(hidden, link, parallel.tp * parallel.pp)
         said.append(Transfer("stages.send", hops, hops * hidden, seconds))
     return said
+
+
+def exchange_of(spec: ModelSpec, tp: int) -> Exchange:
+    """What ``tp`` ranks of the scheme `gather` write for each other, exactly.
+
+    In a pass of T tokens, R rows of which are sampled, all ranks together write
+    T x token_values + R x row_values numbers, of 4 bytes, into values that all ranks have: each
+    number once, by the rank that computes it. A KV head that several ranks compute counts once.
+    Each rank reads (tp-1)/tp of them. What is private is not in it: queries, keys and values of a
+    rank's own heads, and outputs of matrices that have no tile of rows for each rank, which all
+    ranks compute whole. A step of several passes (multi-step) writes the sum of them.
+
+        attention               heads x value size, hidden size; before these, if queries and keys
+                                are normed over all heads at once, all of both; gates of outputs
+        latent attention        before these, both latent vectors
+        recurrence              outputs of all projections
+        MLP                     inner size, hidden size
+        experts                 their number (router), inner size x experts of a token, hidden size
+        head                    vocabulary, for each sampled row
+    """
+    said, counted = shares(tp, "gather"), [0, 0]
+    for layer in spec.layers:
+        for part in (*layer.mixers, *([] if layer.mlp is None else [layer.mlp])):
+            for meeting in part.meetings(spec.hidden_size):
+                values = [
+                    value.width * value.times
+                    for value in meeting
+                    if value.by_heads or said.exchanges(value.width)
+                ]
+                counted[0] += sum(values)
+                counted[1] += bool(values)
+    logits = spec.vocab_size if said.exchanges(spec.vocab_size) else 0
+    return Exchange(counted[0], logits, counted[1])
+
+
+def _gathered(exchange: Exchange, rows: RowCounts, tp: int, link: Link) -> Iterator[Transfer]:
+    """What ranks on processors write for each other in all layers; the logits at the end."""
+    num_bytes = float(rows.num_tokens * exchange.token_bytes)
+    waits = (exchange.meetings - 1) * link.floor_s(tp)
+    seconds = waits + all_gather(num_bytes, tp, link)
+    yield Transfer("layers.gather", exchange.meetings, num_bytes, seconds)
+    if rows.num_sampled:
+        logits = float(rows.num_sampled * exchange.row_bytes)
+        yield Transfer("head.gather", 1, logits, all_gather(logits, tp, link))
 
 
 def _sends_to_experts(parallel: Parallel) -> bool:

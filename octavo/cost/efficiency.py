@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from octavo.base.errors import ConfigError
-from octavo.cost.communication import Link, link_of
+from octavo.cost.communication import Link, link_between
 from octavo.cost.hardware import Device
 from octavo.cost.parallel import Parallel
 from octavo.cost.prediction import Source
@@ -77,7 +77,7 @@ def efficiency_of(
         found = _on_gpu(profile_name, device, eager)
     if parallel is None or parallel.tp == parallel.pp == parallel.ep == 1:
         return found  # copies of a model have nothing to say to each other
-    return replace(found, link=link_of(device))
+    return replace(found, link=link_between(device, parallel))
 
 
 # -- GPUs -----------------------------------------------------------------------------------------

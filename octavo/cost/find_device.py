@@ -7,6 +7,7 @@ from pathlib import Path
 from octavo.base.errors import ConfigError
 from octavo.cost.hardware import Device
 from octavo.cost.hardware_table import named_device
+from octavo.system import numa
 
 AUTO = "auto"  # the machine that this runs on
 
@@ -25,6 +26,27 @@ def find_device(text: str, own: str | Path | None = None) -> tuple[Device, int]:
 
         return this_machine(), count
     return named_device(name, own), count
+
+
+def asked_ranks(tp: int | str | None, device: Device, count: int) -> int | None:
+    """The number of ranks that ``tp`` asks for, as of ``--tensor-parallel-size``: with ``auto`` one
+    for each processor, or for each NUMA node of this machine; None leaves it open."""
+    if tp is None or isinstance(tp, int):
+        return tp
+    if device.kind != "cpu":
+        return None
+    return numa.auto_ranks(numa.nodes()) if device.is_measured else count
+
+
+def ranks_of(device: Device, count: int, tp: int | None) -> tuple[Device, int]:
+    """The devices of ``tp`` ranks: as they are, but that of this machine's processor each rank has
+    a part, with as many parts of it.
+
+    ConfigError if there is no core for each.
+    """
+    if tp is None or tp == 1 or not (device.kind == "cpu" and device.is_measured):
+        return device, count
+    return device.shared_by(tp), count * tp
 
 
 def _with_count(text: str) -> tuple[str, int]:

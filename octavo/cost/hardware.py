@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from octavo.base.errors import ConfigError
 from octavo.cost.rank_model import Arithmetic
+from octavo.runtime.layout import RankBounds, check_ranks
+
+SHARED_MEMORY = "shared memory"  # the link between processors of one machine
+SHARED_MEMORY_BANDWIDTH = 20e9  # see octavo.cost.communication
 
 # Where a device has no peak for a type, it computes in the first of these that it has one for.
 _COMPUTED_IN: dict[Arithmetic, tuple[Arithmetic, ...]] = {
@@ -30,9 +34,12 @@ class Device:
         memory_bandwidth: bytes a second, of the sheet.
         peaks: dense operations a second, by what they are computed in; what is missing is computed
             in the next larger type (see ``computed_in``).
-        link_bandwidth: bytes a second and direction to another device of the same machine.
+        link_bandwidth: bytes a second and direction to another device of the same machine; of a
+            processor, at which one rank reads what another one has written.
         tdp_watts, usd_per_hour: None where they are not known; prices are from ... to.
         is_measured: the ceilings are what was reached there, not those of a sheet.
+        num_cores: threads of a processor that get a core each; None where it is not known.
+        num_ranks: that share this machine; its ceilings are those of one of them.
         trust: ``sure``, ``mostly``, ``uncertain``.
         source: where the figures are from.
     """
@@ -51,6 +58,24 @@ class Device:
     source: str = ""
     aliases: tuple[str, ...] = field(default=())
     is_measured: bool = False
+    num_cores: int | None = None
+    num_ranks: int = 1
+
+    def shared_by(self, num_ranks: int) -> Device:
+        """What each of several ranks has of a machine whose cores and memory they share.
+
+        ConfigError if there is no core for each.
+        """
+        check_ranks(num_ranks, RankBounds(model=self.name, num_cores=self.num_cores))
+        return replace(
+            self,
+            name=f"1/{num_ranks} of {self.name}",
+            memory_bytes=self.memory_bytes / num_ranks,
+            memory_bandwidth=self.memory_bandwidth / num_ranks,
+            peaks={name: peak / num_ranks for name, peak in self.peaks.items()},
+            num_cores=self.num_cores and self.num_cores // num_ranks,
+            num_ranks=num_ranks,
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The device as JSON: the fields of a hardware file, and ``ridge_flops_per_byte``."""

@@ -28,7 +28,7 @@ from typing import Any, get_args
 
 from octavo.base.errors import ConfigError, ModelFileError
 from octavo.base.fields import Fields
-from octavo.cost.hardware import Device
+from octavo.cost.hardware import SHARED_MEMORY, SHARED_MEMORY_BANDWIDTH, Device
 from octavo.cost.rank_model import Arithmetic
 
 KINDS = ("gpu", "cpu", "unified")
@@ -170,21 +170,24 @@ def _device(fields: Fields) -> Device:
     for key in fields:
         if key not in _FIELDS:
             raise fields.error(key, f"is not known; there are {', '.join(sorted(_FIELDS))}")
-    link = fields.number("link_gb_s", None)
+    kind = _one_of(fields, "kind", KINDS, "gpu")
+    is_cpu = kind == "cpu"
+    link = fields.number("link_gb_s", SHARED_MEMORY_BANDWIDTH / 1e9 if is_cpu else None)
     return Device(
         name=fields.text("name"),
-        kind=_one_of(fields, "kind", KINDS, "gpu"),
+        kind=kind,
         memory_bytes=fields.number("memory_gib") * 2**30,
         memory_bandwidth=fields.number("bandwidth_gb_s") * 1e9,
         peaks=_peaks(fields),
         link_bandwidth=link and link * 1e9,
-        link_kind=fields.text("link_kind", ""),
+        link_kind=fields.text("link_kind", SHARED_MEMORY if is_cpu else ""),
         tdp_watts=fields.number("tdp_watts", None),
         usd_per_hour=_prices(fields),
         trust=_one_of(fields, "trust", TRUST, "uncertain"),
         note=fields.text("note", ""),
         source=fields.text("source", str(fields.path)),
         aliases=tuple(fields.texts("aliases")) if "aliases" in fields else (),
+        num_cores=fields.integer("cores", None) if is_cpu else None,
     )
 
 

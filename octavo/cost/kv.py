@@ -1,6 +1,7 @@
 """Memory of sequences beside the weights: KV of their tokens, and recurrent states.
 
-MHA, GQA, MQA   2 Hkv d b of a token and layer; a device has ceil(Hkv / tp) heads, one at least
+MHA, GQA, MQA   2 Hkv d b of a token and layer; a device has ceil(Hkv / tp) heads, one at least (on
+                CPUs those that its query heads read: 3 heads of 9 query heads are 2 and 2)
 MLA             (kv_rank + rope_dim) b, on every device of a tensor-parallel group; index_dim b more
                 where an indexer selects what is looked at
 a window        no more than the last tokens of it, and those that a step adds
@@ -17,22 +18,22 @@ from octavo.cost.mixers import Indexer, LatentAttention, Mixer
 from octavo.cost.model_spec import LayerSpec, ModelSpec
 from octavo.cost.precision import Precision
 from octavo.cost.rank_model import AttentionOp
+from octavo.cost.shares import WHOLE, Shares
 
 _STATE_BYTES = 4  # of a number of a recurrent state
 
 
 def attention_ops(
-    layers: Iterable[LayerSpec], precision: Precision, tp: int = 1
+    layers: Iterable[LayerSpec], precision: Precision, shares: Shares = WHOLE
 ) -> tuple[AttentionOp, ...]:
     """The mixers of a stage's layers on one device."""
     counts = Counter(mixer for layer in layers for mixer in layer.mixers)
-    return tuple(_attention_op(mixer, count, precision, tp) for mixer, count in counts.items())
+    return tuple(_attention_op(mixer, count, precision, shares) for mixer, count in counts.items())
 
 
-def kv_bytes_per_token(spec: ModelSpec, precision: Precision, tp: int = 1) -> float:
-    """KV bytes of one token in all layers whose windows it lies in, on each device of a group of
-    ``tp``."""
-    ops = attention_ops(spec.layers, precision, tp)
+def kv_bytes_per_token(spec: ModelSpec, precision: Precision, shares: Shares = WHOLE) -> float:
+    """KV bytes of one token in all layers whose windows it lies in, on the device that has most."""
+    ops = attention_ops(spec.layers, precision, shares)
     return sum(op.count * op.kv_bytes_per_token for op in ops)
 
 
@@ -61,17 +62,17 @@ def sequence_bytes(
     return total
 
 
-def _attention_op(mixer: Mixer, count: int, precision: Precision, tp: int) -> AttentionOp:
-    prefill, decode = mixer.flops_per_score(tp)
+def _attention_op(mixer: Mixer, count: int, precision: Precision, shares: Shares) -> AttentionOp:
+    prefill, decode = mixer.flops_per_score(shares)
     return AttentionOp(
         name=_name(mixer),
         count=count,
         flops_per_score=prefill,
-        kv_bytes_per_token=precision.kv.token_bytes(*mixer.kv_vectors(tp)),
+        kv_bytes_per_token=precision.kv.token_bytes(*mixer.kv_vectors(shares)),
         decode_flops_per_score=None if decode == prefill else decode,
         window=mixer.window,
         selected=mixer.selected if isinstance(mixer, LatentAttention) else None,
-        state_bytes=mixer.state_values(tp) * _STATE_BYTES,
+        state_bytes=mixer.state_values(shares) * _STATE_BYTES,
     )
 
 
@@ -80,6 +81,6 @@ def _name(mixer: Mixer) -> str:
         return "attention.latent"
     if isinstance(mixer, Indexer):
         return "attention.index"
-    if mixer.state_values(1):
+    if mixer.state_values(WHOLE):
         return "attention.state"
     return "attention" if mixer.window is None else "attention.window"

@@ -47,6 +47,8 @@ def fast_link_devices(device: Device) -> int:
 
 def has_slow_link(device: Device) -> bool:
     """True if tensor parallelism would spend most of a step in communication."""
+    if device.kind == "cpu":
+        return False  # as much slower than a GPU as the link is
     return device.link_bandwidth is None or device.link_bandwidth < _SLOW_LINK
 
 

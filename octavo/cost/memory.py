@@ -147,7 +147,7 @@ class _Case:
         left = kept_back.map(lambda num_bytes: usable - weights - num_bytes)
         span = stage_layers(self.spec, self.parallel, index)
         layers = self.spec.layers[span.start : span.stop]
-        attention = attention_ops(layers, self.precision, self.parallel.tp)
+        attention = attention_ops(layers, self.precision, self.parallel.shares)
         kv_bytes, num_blocks = self._pool(max(0.0, left.value), attention)
         return MemoryPlan(
             total_bytes=int(self.device.memory_bytes),
@@ -208,11 +208,11 @@ def held_bytes(
 ) -> int:
     """Bytes of the weights that a device of a stage has."""
     total = 0.0
-    shares: dict[tuple[str, str, int, int, int, int], WeightShape] = {}  # the same in many layers
+    shares: dict[tuple[str, str, int, int, int, int, int], WeightShape] = {}  # of many layers
     for weight in stage_weights(spec, parallel, stage):
         if embedding_in_host and weight.part == "embedding" and not spec.tie_embeddings:
             continue
-        sizes = weight.outputs, weight.inputs, weight.units, weight.experts
+        sizes = weight.outputs, weight.inputs, weight.units, weight.experts, weight.query_heads
         alike = (weight.name, weight.part, *sizes)
         if alike not in shares:
             shares[alike] = weight.of_rank(parallel)

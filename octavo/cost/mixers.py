@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil
 from typing import Protocol
 
+from octavo.cost.exchange import Meeting, Shared
+from octavo.cost.shares import Shares
 from octavo.cost.weight_shape import WeightShape, columns, rows, vector, whole
 
 
@@ -29,22 +30,26 @@ class Mixer(Protocol):
 
     def weights(self, hidden: int) -> Iterator[WeightShape]: ...
 
-    def kv_vectors(self, tp: int) -> tuple[int, int, int]:
+    def kv_vectors(self, shares: Shares) -> tuple[int, int, int]:
         """Heads, values of a key and values of a value that a device caches of each token: vectors
         with scales of their own, where the type of the cache has any."""
         ...
 
-    def state_values(self, tp: int) -> int:
+    def state_values(self, shares: Shares) -> int:
         """Values that a device keeps of each sequence, whatever its length."""
         ...
 
-    def flops_per_score(self, tp: int) -> tuple[float, float]:
+    def flops_per_score(self, shares: Shares) -> tuple[float, float]:
         """Operations of a device for one query and one key that it sees: when a prompt is computed,
         and for single tokens."""
         ...
 
     def activation_values(self, tp: int) -> float:
         """Values that a device makes of one token before it looks at others."""
+        ...
+
+    def meetings(self, hidden: int) -> Iterator[Meeting]:
+        """What ranks tell each other of one token, in order (scheme `gather`)."""
         ...
 
 
@@ -75,12 +80,11 @@ class Attention:
     num_sinks: int = 0
 
     def weights(self, hidden: int) -> Iterator[WeightShape]:
-        values = self.value_dim or self.head_dim
         for name, heads, dim in self._projections():
-            yield columns(f"self_attn.{name}_proj", "attention.qkv", heads, dim, hidden)
+            yield columns(f"self_attn.{name}_proj", "attention.qkv", heads, dim, hidden, self.heads)
             if self.qkv_bias:
                 yield vector(f"self_attn.{name}_proj.bias", heads, dim)
-        yield rows("self_attn.o_proj", "attention.output", hidden, self.heads, values)
+        yield rows("self_attn.o_proj", "attention.output", hidden, self.heads, self._value_dim)
         if self.output_bias:
             yield WeightShape("self_attn.o_proj.bias", "norm", hidden)
         if self.qk_norm_size:
@@ -94,22 +98,45 @@ class Attention:
         if not self.borrows_kv:
             yield "k", self.kv_heads, self.head_dim
             if not self.value_is_key:
-                yield "v", self.kv_heads, self.value_dim or self.head_dim
+                yield "v", self.kv_heads, self._value_dim
 
-    def kv_vectors(self, tp: int) -> tuple[int, int, int]:
+    def kv_vectors(self, shares: Shares) -> tuple[int, int, int]:
         if self.borrows_kv:
             return 0, 0, 0
-        return ceil(self.kv_heads / tp), self.head_dim, self.value_dim or self.head_dim
+        return shares.kv_heads(self.heads, self.kv_heads), self.head_dim, self._value_dim
 
-    def state_values(self, tp: int) -> int:
+    def state_values(self, shares: Shares) -> int:
         return 0
 
-    def flops_per_score(self, tp: int) -> tuple[float, float]:
-        flops = 2.0 * ceil(self.heads / tp) * (self.head_dim + (self.value_dim or self.head_dim))
+    def flops_per_score(self, shares: Shares) -> tuple[float, float]:
+        flops = 2.0 * shares.heads(self.heads) * (self.head_dim + self._value_dim)
         return flops, flops
 
     def activation_values(self, tp: int) -> float:
         return (self.heads + 2 * self.kv_heads) * self.head_dim / tp
+
+    def meetings(self, hidden: int) -> Iterator[Meeting]:
+        """A rank keeps queries, keys and values of its own heads to itself, unless they are normed
+        over all heads at once. The gates of its outputs are applied to all of them."""
+        before = []
+        if self._is_normed_whole:
+            before += [Shared(heads * self.head_dim) for heads in (self.heads, self.kv_heads)]
+        if self.has_output_gate:
+            before.append(Shared(self.heads * self._value_dim))
+        if before:
+            yield tuple(before)
+        yield (Shared(self.heads * self._value_dim, by_heads=True),)
+        yield (Shared(hidden),)
+
+    @property
+    def _value_dim(self) -> int:
+        return self.value_dim or self.head_dim
+
+    @property
+    def _is_normed_whole(self) -> bool:
+        """Whether queries and keys are normed over all heads of a token at once (OLMo 2)."""
+        num_heads = self.heads + self.kv_heads
+        return num_heads > 2 and self.qk_norm_size == num_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,38 +168,48 @@ class LatentAttention:
     def weights(self, hidden: int) -> Iterator[WeightShape]:
         query_dim = self.nope_dim + self.rope_dim
         if self.q_rank is None:
-            yield columns("self_attn.q_proj", "attention.q", self.heads, query_dim, hidden)
+            yield self._by_heads("self_attn.q_proj", "attention.q", query_dim, hidden)
         else:
             yield whole("self_attn.q_a_proj", "attention.qkv_a", self.q_rank, hidden)
             yield WeightShape("self_attn.q_a_layernorm", "norm", self.q_rank)
-            yield columns("self_attn.q_b_proj", "attention.q_b", self.heads, query_dim, self.q_rank)
+            yield self._by_heads("self_attn.q_b_proj", "attention.q_b", query_dim, self.q_rank)
         latent = self.kv_rank + self.rope_dim
         yield whole("self_attn.kv_a_proj_with_mqa", "attention.qkv_a", latent, hidden)
         yield WeightShape("self_attn.kv_a_layernorm", "norm", self.kv_rank)
         expanded = self.nope_dim + self.value_dim
-        yield columns("self_attn.kv_b_proj", "attention.kv_b", self.heads, expanded, self.kv_rank)
+        yield self._by_heads("self_attn.kv_b_proj", "attention.kv_b", expanded, self.kv_rank)
         if self.has_output_gate:
-            yield columns("self_attn.g_proj", "attention.gate", self.heads, self.value_dim, hidden)
+            yield self._by_heads("self_attn.g_proj", "attention.gate", self.value_dim, hidden)
         yield rows("self_attn.o_proj", "attention.output", hidden, self.heads, self.value_dim)
         if self.has_bias:
             yield WeightShape("self_attn.biases", "norm", (self.q_rank or 0) + latent + hidden)
 
-    def kv_vectors(self, tp: int) -> tuple[int, int, int]:
+    def kv_vectors(self, shares: Shares) -> tuple[int, int, int]:
         return 1, self.kv_rank, self.rope_dim
 
-    def state_values(self, tp: int) -> int:
+    def state_values(self, shares: Shares) -> int:
         return 0
 
-    def flops_per_score(self, tp: int) -> tuple[float, float]:
+    def flops_per_score(self, shares: Shares) -> tuple[float, float]:
         """Keys and values of prompts are expanded; single tokens are compared with the latent
         vectors themselves, with the expanding matrices absorbed into the queries."""
-        heads = ceil(self.heads / tp)
+        heads = shares.heads(self.heads)
         expanded = 2.0 * heads * (self.nope_dim + self.rope_dim + self.value_dim)
         return expanded, 2.0 * heads * (2 * self.kv_rank + self.rope_dim)
 
     def activation_values(self, tp: int) -> float:
         expanded = self.heads * (2 * (self.nope_dim + self.rope_dim) + self.value_dim) / tp
         return (self.q_rank or 0) + self.kv_rank + self.rope_dim + expanded
+
+    def meetings(self, hidden: int) -> Iterator[Meeting]:
+        """All ranks have the latent vectors whole."""
+        latents = (self.q_rank or 0), self.kv_rank + self.rope_dim
+        yield tuple(Shared(each) for each in latents if each)
+        yield (Shared(self.heads * self.value_dim, by_heads=True),)
+        yield (Shared(hidden),)
+
+    def _by_heads(self, name: str, op: str, dim: int, inputs: int) -> WeightShape:
+        return columns(name, op, self.heads, dim, inputs, self.heads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,15 +234,18 @@ class Indexer:
         yield whole("self_attn.indexer.weights_proj", "attention.index_kw", self.heads, hidden)
         yield WeightShape("self_attn.indexer.k_norm", "norm", 2 * self.head_dim)
 
-    def kv_vectors(self, tp: int) -> tuple[int, int, int]:
+    def kv_vectors(self, shares: Shares) -> tuple[int, int, int]:
         return 1, self.head_dim, 0
 
-    def state_values(self, tp: int) -> int:
+    def state_values(self, shares: Shares) -> int:
         return 0
 
-    def flops_per_score(self, tp: int) -> tuple[float, float]:
+    def flops_per_score(self, shares: Shares) -> tuple[float, float]:
         flops = 2.0 * self.heads * self.head_dim
         return flops, flops
 
     def activation_values(self, tp: int) -> float:
         return self.heads * (self.head_dim + 1) + self.head_dim
+
+    def meetings(self, hidden: int) -> Iterator[Meeting]:
+        yield Shared(self.heads * self.head_dim), Shared(self.head_dim), Shared(self.heads)

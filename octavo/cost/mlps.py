@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from octavo.cost.exchange import Meeting, Shared
 from octavo.cost.weight_shape import Part, WeightShape
 
 
@@ -28,6 +29,11 @@ class DenseMlp:
     def activation_values(self, hidden: int, tp: int) -> float:
         """Values between its matrix products that a device holds for one token at once."""
         return (3 if self.is_gated else 2) * self.inner / tp
+
+    def meetings(self, hidden: int) -> Iterator[Meeting]:
+        """What ranks tell each other of one token, in order (scheme `gather`)."""
+        yield (Shared(self.inner),)
+        yield (Shared(hidden),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +85,18 @@ class ExpertMlp:
     def activation_values(self, hidden: int, tp: int) -> float:
         """The same; rows are copied to each of their experts."""
         return self.per_token * (2 * self.inner + (self.latent or hidden))
+
+    def meetings(self, hidden: int) -> Iterator[Meeting]:
+        """The same; a rank adds up its outputs of all experts that a token uses."""
+        if self.shared is not None:
+            yield from self.shared.meetings(hidden)
+        yield (Shared(self.num_experts),)
+        if self.latent:
+            yield (Shared(self.latent),)
+        yield (Shared(self.inner, self.per_token),)
+        yield (Shared(self.latent or hidden),)
+        if self.latent:
+            yield (Shared(hidden),)
 
 
 Mlp = DenseMlp | ExpertMlp

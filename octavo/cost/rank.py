@@ -1,8 +1,10 @@
 """The share of a model that one device has: a ``RankModel``, and its weights.
 
-Tensor parallelism cuts matrices, but for norms, routers and latent projections; key-value heads are
-repeated where there are more devices than heads. Pipelines take layers one after the other, the
-embedding is with the first and the head with the last. Expert parallelism deals out experts whole.
+Tensor parallelism cuts matrices, as ``shares.py`` has it; key-value heads are repeated where there
+are more devices than heads. Where shares are uneven, each operation is that of the rank that has
+most of it, as all wait for that one before they go on. Pipelines take layers one after the other,
+the embedding is with the first and the head with the last. Expert parallelism deals out experts
+whole.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ from dataclasses import replace
 from functools import lru_cache
 
 from octavo.base.errors import ConfigError
+from octavo.cost.communication import exchange_of
 from octavo.cost.kv import attention_ops
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import Precision
 from octavo.cost.rank_model import MatrixOp, RankModel
+from octavo.cost.recurrences import Recurrence
 from octavo.cost.weight_shape import WeightShape
 from octavo.cost.weight_type import WeightType
 
@@ -38,13 +42,10 @@ def rank_model(
 
 def check_layout(spec: ModelSpec, parallel: Parallel) -> None:
     """ConfigError if heads, experts or layers cannot be shared out so."""
-    heads = {mixer.heads for layer in spec.layers for mixer in layer.mixers}
-    uneven = [count for count in heads if count % parallel.tp]
-    if uneven:
-        raise ConfigError(
-            f"{spec.name}: its {uneven[0]} heads cannot be shared out to tp = {parallel.tp} "
-            f"devices: choose a divisor of {uneven[0]}"
-        )
+    mixers = {mixer for layer in spec.layers for mixer in layer.mixers}
+    scanned = {mixer.heads for mixer in mixers if isinstance(mixer, Recurrence)}
+    heads = {mixer.heads for mixer in mixers if not isinstance(mixer, Recurrence)}
+    parallel.shares.check(spec.name, sorted(heads), sorted(scanned))
     if parallel.pp > spec.num_layers:
         raise ConfigError(
             f"{spec.name}: {spec.num_layers} layers cannot make a pipeline of pp = {parallel.pp}"
@@ -91,13 +92,14 @@ def _stage_model(
         weights += spec.last_weights()
     return RankModel(
         matrices=tuple(_matrices(weights, precision, parallel)),
-        attention=attention_ops(layers, precision, parallel.tp),
+        attention=attention_ops(layers, precision, parallel.shares),
         hidden_size=spec.hidden_size,
         vocab_size=spec.vocab_size,
         num_layers=len(layers),
         activation_bytes=precision.activation_bytes,
         num_moe_layers=sum(1 for layer in layers if layer.mlp and layer.mlp.num_experts),
         parallel=parallel,
+        exchange=exchange_of(spec, parallel.tp) if parallel.scheme == "gather" else None,
     )
 
 
@@ -125,13 +127,13 @@ def _matrices(
 
 
 # What makes weights of two layers the same to a step: their names and sizes, and their type.
-_Alike = tuple[str, str, str, int, int, int, int, int, WeightType]
+_Alike = tuple[str, str, str, int, int, int, int, int, int, WeightType]
 
 
-def _sizes(part: WeightShape) -> tuple[str, str, str, int, int, int, int, int]:
+def _sizes(part: WeightShape) -> tuple[str, str, str, int, int, int, int, int, int]:
     return (
         *(part.name, part.part, part.op, part.outputs, part.inputs),
-        *(part.units, part.experts, part.experts_per_token),
+        *(part.units, part.experts, part.experts_per_token, part.query_heads),
     )
 
 

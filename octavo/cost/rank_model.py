@@ -14,6 +14,8 @@ from octavo.cost.parallel import Parallel
 # What a matrix product is computed in, by the peak of the hardware that bounds it.
 Arithmetic = Literal["fp32", "fp16", "fp8", "fp4", "int8"]
 
+_EXCHANGED_BYTES = 4  # of a number between ranks
+
 
 @dataclass(frozen=True, slots=True)
 class Experts:
@@ -84,6 +86,31 @@ class AttentionOp:
 
 
 @dataclass(frozen=True, slots=True)
+class Exchange:
+    """What all ranks together write of a step where the others read it, in shared memory (scheme
+    `gather`). Numbers are 32-bit floats, each written once.
+
+    Args:
+        token_values: numbers of each token of a pass, in all layers.
+        row_values: numbers of each row of logits, which rank 0 reads.
+        meetings: of all ranks in a pass, after which what was written may be read; where logits are
+            made, there is one more.
+    """
+
+    token_values: int
+    row_values: int
+    meetings: int
+
+    @property
+    def token_bytes(self) -> int:
+        return _EXCHANGED_BYTES * self.token_values
+
+    @property
+    def row_bytes(self) -> int:
+        return _EXCHANGED_BYTES * self.row_values
+
+
+@dataclass(frozen=True, slots=True)
 class RankModel:
     """The work of one rank. Of pipelines, of the rank that has most to do.
 
@@ -91,6 +118,7 @@ class RankModel:
         hidden_size, num_layers: ``num_layers`` on this rank; for norms, and what is communicated.
         activation_bytes: of one number between matrix products.
         num_moe_layers: on this rank, whose rows are sent to experts elsewhere and back.
+        exchange: what ranks tell each other; None where they add up results, or there is one.
     """
 
     matrices: tuple[MatrixOp, ...]
@@ -101,6 +129,7 @@ class RankModel:
     activation_bytes: float = 2.0
     num_moe_layers: int = 0
     parallel: Parallel = Parallel()
+    exchange: Exchange | None = None
 
     @property
     def weights_bytes(self) -> float:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil
+from itertools import groupby
 
+from octavo.cost.exchange import Meeting, Shared
+from octavo.cost.shares import Shares
 from octavo.cost.weight_shape import WeightShape, columns, rows, vector, whole
 
 
@@ -28,8 +30,11 @@ class Recurrence:
         """Values of one token, on all devices together."""
         raise NotImplementedError
 
-    def state_values(self, tp: int) -> int:
-        return sum(ceil(pieces / tp) * values for pieces, values in self.state_parts)
+    def weights(self, hidden: int) -> Iterator[WeightShape]:
+        raise NotImplementedError
+
+    def state_values(self, shares: Shares) -> int:
+        return sum(shares.pieces(pieces) * values for pieces, values in self.state_parts)
 
     def activation_values(self, tp: int) -> float:
         return self.activations / tp
@@ -38,11 +43,23 @@ class Recurrence:
     def window(self) -> int | None:
         return None
 
-    def kv_vectors(self, tp: int) -> tuple[int, int, int]:
+    def kv_vectors(self, shares: Shares) -> tuple[int, int, int]:
         return 0, 0, 0
 
-    def flops_per_score(self, tp: int) -> tuple[float, float]:
+    def flops_per_score(self, shares: Shares) -> tuple[float, float]:
         return 0.0, 0.0
+
+    def meetings(self, hidden: int) -> Iterator[Meeting]:
+        """Outputs of all projections, those of one product at once: every rank has all that goes
+        into a convolution and a scan, and computes these whole."""
+        matrices = (weight for weight in self.weights(hidden) if weight.inputs)
+        for _, product in groupby(matrices, key=lambda weight: weight.op):
+            yield self.linears([weight.outputs for weight in product])
+
+    def linears(self, widths: list[int]) -> Meeting:
+        """The outputs of one product, of which ``widths`` has the parts: each a matrix of its own
+        unless a mixer says otherwise."""
+        return tuple(map(Shared, widths))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +95,10 @@ class GatedDeltaNet(Recurrence):
         yield rows(
             "linear_attn.out_proj", "attention.linear_out", hidden, self.heads, self.value_dim
         )
+
+    def linears(self, widths: list[int]) -> Meeting:
+        """Queries, keys and values are of one matrix."""
+        return super(GatedDeltaNet, self).linears([sum(widths[:2]), *widths[2:]])
 
     @property
     def _channels(self) -> int:
@@ -135,6 +156,10 @@ class Mamba2(Recurrence):
         yield rows("mamba.out_proj", "attention.linear_out", hidden, self.heads, self.head_dim)
         if self.has_proj_bias:
             yield WeightShape("mamba.out_proj.bias", "norm", hidden)
+
+    def linears(self, widths: list[int]) -> Meeting:
+        """All that comes before the convolution is of one matrix."""
+        return super(Mamba2, self).linears([sum(widths)])
 
     @property
     def state_parts(self) -> tuple[tuple[int, int], ...]:

@@ -15,7 +15,7 @@ from octavo.base.fields import Fields
 from octavo.cost.hardware import Device
 from octavo.cost.measured_steps import MeasuredSteps, calibrated
 from octavo.cost.parallel import Parallel
-from octavo.cost.rank_model import AttentionOp, Experts, MatrixOp, RankModel
+from octavo.cost.rank_model import AttentionOp, Exchange, Experts, MatrixOp, RankModel
 from octavo.cost.step_cost import StepModel
 
 _WIRE = Path("a message")  # where fields are from, in errors
@@ -62,5 +62,6 @@ def rank_model_of_json(values: Mapping[str, Any]) -> RankModel:
         ),
         "attention": tuple(AttentionOp(**op) for op in values["attention"]),
         "parallel": Parallel(**values["parallel"]),
+        "exchange": values["exchange"] and Exchange(**values["exchange"]),
     }
     return RankModel(**{**values, **parts})

@@ -19,7 +19,7 @@ from typing import Any
 
 from octavo.base.errors import ConfigError
 from octavo.base.files import replace_file
-from octavo.cost.hardware import Device
+from octavo.cost.hardware import SHARED_MEMORY, SHARED_MEMORY_BANDWIDTH, Device
 from octavo.cost.hardware_table import named_device
 from octavo.cost.probing import best_bandwidth, best_rate
 from octavo.cost.rank_model import Arithmetic
@@ -122,9 +122,12 @@ def _processor(cpu: machine.Cpu, *, anew: bool = False, may_measure: bool = True
         memory_bytes=machine.memory().available,
         memory_bandwidth=found["bytes_per_s"],
         peaks={name: found[f"{name}_per_s"] for name in _MEASURED},
+        link_bandwidth=SHARED_MEMORY_BANDWIDTH,
+        link_kind=SHARED_MEMORY,
         note=f"Memory is what is free now. Kernels: {isa}.",
         source=f"measured here{_when(found, cpu.usable_cores)}; kept in {path}",
         is_measured=True,
+        num_cores=cpu.usable_cores,
     )
 
 

@@ -29,6 +29,8 @@ class WeightShape:
         experts: how many of these matrices there are and how many of them a token uses; 1 and 1
             without experts.
         layer: None outside of the layers.
+        query_heads: of attention, where it is cut by heads: ``units`` are these, or the KV heads
+            that they read.
     """
 
     name: str
@@ -40,6 +42,7 @@ class WeightShape:
     experts: int = 1
     experts_per_token: int = 1
     layer: int | None = None
+    query_heads: int = 0
     split: Split = field(default=Split.NOTHING, init=False)
 
     def __post_init__(self) -> None:
@@ -65,11 +68,8 @@ class WeightShape:
         if self.has_experts and parallel.ep > 1:
             ways = parallel.tp * parallel.dp // parallel.ep
             experts = ceil(experts / parallel.ep)
-        if ways == 1 or self.split is Split.NOTHING:
-            return self if experts == self.experts else replace(self, experts=experts)
-        if self.split is Split.OUTPUTS:
-            return replace(self, experts=experts, outputs=self._share(self.outputs, ways))
-        return replace(self, experts=experts, inputs=self._share(self.inputs, ways))
+        outputs, inputs = (parallel if ways == parallel.tp else Parallel(ways)).shares.matrix(self)
+        return replace(self, experts=experts, outputs=outputs, inputs=inputs)
 
     def experts_on(self, parallel: Parallel) -> Experts | None:
         """The experts of this matrix, if a token uses only some."""
@@ -77,17 +77,15 @@ class WeightShape:
             return None
         return Experts(self.experts, self.experts_per_token, self.of_rank(parallel).experts)
 
-    def _share(self, size: int, ways: int) -> int:
-        units = self.units or size
-        return ceil(units / ways) * ceil(size / units)
-
 
 # -- the matrices and vectors of mixers, by the heads that devices share out ----------------------
 
 
-def columns(name: str, op: str, heads: int, dim: int, inputs: int) -> WeightShape:
-    """A matrix to ``dim`` outputs of each head."""
-    return WeightShape(name, "attention", heads * dim, inputs, op, heads)
+def columns(
+    name: str, op: str, heads: int, dim: int, inputs: int, query_heads: int = 0
+) -> WeightShape:
+    """A matrix to ``dim`` outputs of each head. ``query_heads``: of attention."""
+    return WeightShape(name, "attention", heads * dim, inputs, op, heads, query_heads=query_heads)
 
 
 def rows(name: str, op: str, outputs: int, heads: int, dim: int) -> WeightShape:

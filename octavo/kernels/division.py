@@ -23,12 +23,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from octavo.kernels.fused_ops import (
+    CannotFuse,
     FusedAttention,
     FusedExperts,
     FusedHead,
     FusedLatentAttention,
     FusedLinear,
     FusedOp,
+    WeightRef,
+    matrices_of,
     reads,
 )
 from octavo.kernels.parts import TILE_ROWS, WHOLE, Part
@@ -62,7 +65,11 @@ def head_slices(heads: range, group: int) -> Iterator[HeadSlice]:
 
 
 class Division:
-    """The division of a step's ops for one part; for ``WHOLE``, there is nothing to divide."""
+    """The division of a step's ops for one part; for ``WHOLE``, there is nothing to divide.
+
+    Raises:
+        CannotFuse: there are more ranks than heads.
+    """
 
     def __init__(self, ops: Sequence[FusedOp], part: Part = WHOLE):
         self.part = part
@@ -90,12 +97,8 @@ class Division:
         return self.of_rows(num_rows)
 
     def of_rows(self, num_rows: int) -> range:
-        """Return a rank's outputs of a matrix: all of them if there is not a tile for each rank."""
-        return self.part.of_rows(num_rows) if self._is_divided(num_rows) else range(num_rows)
-
-    def experts_are_divided(self, op: FusedExperts) -> bool:
-        inner = op.experts[0].gate.shape[0]
-        return self._is_divided(inner) and self._is_divided(op.out.width)
+        """Return a rank's outputs of a matrix: all of them if they are not divided."""
+        return self.part.of_rows(num_rows) if self.is_divided(num_rows) else range(num_rows)
 
     def is_shared(self, value: Value) -> bool:
         """Whether ranks make parts of a value that each of them reads as a whole."""
@@ -105,18 +108,35 @@ class Division:
         """Whether all ranks have to meet behind an op before the next one. One rank always does."""
         return self.part.is_whole or any(True for _ in self._outputs(op))
 
+    def matrices(self, ops: Sequence[FusedOp]) -> Iterator[tuple[WeightRef, range]]:
+        """Yield every matrix of the ops, with the rows that the rank reads, with repetitions."""
+        for op in ops:
+            match op:
+                case FusedLinear():
+                    for index, segment in enumerate(op.segments):
+                        yield segment.weight, self.rows(op, index)
+                case FusedHead():
+                    yield op.weight, self.of_rows(op.weight.shape[0])
+                case FusedExperts():
+                    for matrix in (each for expert in op.experts for each in expert.matrices):
+                        yield matrix, self.of_rows(matrix.shape[0])
+                case _:
+                    yield from ((matrix, range(matrix.shape[0])) for matrix in matrices_of(op))
+
     def exchanged(self, ops: Sequence[FusedOp]) -> tuple[int, int]:
         """Return the numbers (float32) that all ranks together write to shared memory for each
         token of a step, and for each row of the head whose logits are needed."""
         per_token = sum(value.width for op in ops for value in self._outputs(op))
         for op in ops:
-            if isinstance(op, FusedExperts) and self.experts_are_divided(op):
-                per_token += op.routing.top_k * op.experts[0].gate.shape[0]
+            if isinstance(op, FusedExperts) and self.is_divided(inner := _inner(op)):
+                per_token += op.routing.top_k * inner
         head = ops[-1]
         assert isinstance(head, FusedHead)
-        return per_token, 0 if self.part.is_whole else head.weight.shape[0]
+        vocab_size = head.weight.shape[0]
+        return per_token, vocab_size if self.is_divided(vocab_size) else 0
 
-    def _is_divided(self, num_rows: int) -> bool:
+    def is_divided(self, num_rows: int) -> bool:
+        """Whether ranks make parts of so many outputs: there is a tile for each of them."""
         return not self.part.is_whole and num_rows >= TILE_ROWS * self.part.size
 
     def _divide_heads(self, op: FusedOp, readers: dict[Value, list[FusedOp]]) -> None:
@@ -125,9 +145,11 @@ class Division:
         match op:
             case FusedAttention():
                 num_heads, num_kv_heads = op.q.shape[0], op.k.shape[0]
+                self._check_heads(num_heads)
                 kv_heads = self.part.of_kv_heads(num_heads, num_kv_heads)
                 read = {op.q: self.part.of_heads(num_heads), op.k: kv_heads, op.v: kv_heads}
             case FusedLatentAttention():
+                self._check_heads(op.q.shape[0])
                 read = {op.q: self.part.of_heads(op.q.shape[0])}
             case _:
                 return
@@ -136,6 +158,13 @@ class Division:
                 size = value.width // value.shape[0]
                 self._heads[value.source] = range(heads.start * size, heads.stop * size)
 
+    def _check_heads(self, num_heads: int) -> None:
+        if num_heads < self.part.size:
+            raise CannotFuse(
+                f"attention of {num_heads} heads cannot be divided among {self.part.size} ranks: "
+                f"{num_heads} are the most"
+            )
+
     def _outputs(self, op: FusedOp) -> Iterator[Value]:
         """Yield the outputs of an op that ranks make in part and read as a whole."""
         if self.part.is_whole:
@@ -143,10 +172,14 @@ class Division:
         match op:
             case FusedLinear():
                 for segment in op.segments[:1] if op.activation else op.segments:
-                    is_divided = self._is_divided(segment.weight.shape[0])
+                    is_divided = self.is_divided(segment.weight.shape[0])
                     if is_divided and segment.out.source not in self._heads:
                         yield segment.out.source
             case FusedAttention() | FusedLatentAttention():
                 yield op.out.source
-            case FusedExperts() if self.experts_are_divided(op):
+            case FusedExperts() if self.is_divided(op.out.width):
                 yield op.out.source
+
+
+def _inner(op: FusedExperts) -> int:
+    return op.experts[0].gate.shape[0]

@@ -257,6 +257,27 @@ def writes(op: FusedOp) -> Iterator[Value]:
     return (value.source for value in values if value is not None)
 
 
+def matrices_of(op: FusedOp) -> Iterator[WeightRef]:
+    """Yield the matrices that a fused op multiplies with or reads rows of."""
+    for together in products_of(op):
+        yield from together
+
+
+def products_of(op: FusedOp) -> Iterator[Sequence[WeightRef]]:
+    """Yield the matrices of a fused op, those together that multiply the same rows."""
+    if isinstance(op, FusedLinear):
+        yield [segment.weight for segment in op.segments]
+    elif isinstance(op, FusedExperts):
+        yield [matrix for expert in op.experts for matrix in (expert.gate, expert.up)]
+        yield [expert.down for expert in op.experts]
+    elif isinstance(op, FusedEmbedding):
+        yield [matrix for matrix in (op.weight, op.positions) if matrix is not None]
+    elif isinstance(op, FusedHead):
+        yield (op.weight,)
+    elif isinstance(op, FusedLatentAttention):
+        yield (op.kv_b,)
+
+
 def residual_stream(ops: Sequence[FusedOp], num_layers: int) -> tuple[Value, FusedNorm]:
     """The output of the first ``num_layers`` layers, and the norm that reads it next: that of the
     following layer, or of the head after the last layer.

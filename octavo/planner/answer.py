@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.base.errors import ConfigError
 from octavo.base.renamed import RenamedAttribute
 from octavo.cost.engine_profile import Limits, profile
-from octavo.cost.find_device import find_device
+from octavo.cost.find_device import asked_ranks, find_device, ranks_of
 from octavo.cost.hardware import Device
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.open_spec import open_spec
@@ -45,7 +45,7 @@ class Question:
         hardware: a device and how many, as `octavo.cost.find_device.find_device` reads them.
         hardware_file: devices of one's own, beside those of the table.
         tp, pp, ep, dp: the layout; where none is given, the best one over all of the devices is
-            taken.
+            taken; a tp of "auto" is one rank for each processor, or NUMA node of this machine.
         slo: see `octavo.planner.slo.parse_slo`.
         engine: whose rules of memory and overheads hold; see `octavo.cost.engine_profile`.
         limits: of the engine.
@@ -60,7 +60,7 @@ class Question:
     hardware: str = "auto"
     hardware_file: str | None = None
     traffic: Traffic = field(default_factory=Traffic)
-    tp: int | None = None
+    tp: int | str | None = None
     pp: int | None = None
     ep: int | None = None
     dp: int | None = None
@@ -77,7 +77,7 @@ class Question:
     @property
     def parallel(self) -> Parallel | None:
         """The layout that was given; None where it is to be chosen."""
-        degrees = (self.tp, self.pp, self.ep, self.dp)
+        degrees = (self.tp if isinstance(self.tp, int) else None, self.pp, self.ep, self.dp)
         if all(degree is None for degree in degrees):
             return None
         return Parallel(*(1 if degree is None else degree for degree in degrees))
@@ -113,14 +113,17 @@ def plan(
 
 def answer(question: Question) -> Plan:
     """Return the plan that answers a question; see `plan`."""
-    slo, traffic, parallel = question.limits_of_answers, question.traffic, question.parallel
+    slo, traffic = question.limits_of_answers, question.traffic
     if question.utilization is not None and traffic.rate is not None:
         raise ConfigError(
             "utilization follows from the rate: give one of them, or concurrency in place of rate"
         )
     device, count = find_device(question.hardware, question.hardware_file)
+    tp = asked_ranks(question.tp, device, count)
+    device, count = ranks_of(device, count, tp)
+    question = replace(question, tp=tp)
     base = deployment_of(question, question.spec, device, question.quantization)
-    if parallel is None and count > 1:
+    if question.parallel is None and count > 1:
         return Plan(question, best_layout(base, count, traffic, slo), slo)
     if ":" in question.hardware:
         base = replace(base, replicas=_replicas(count, base.parallel))

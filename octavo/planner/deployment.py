@@ -80,6 +80,9 @@ class Deployment:
     replicas: int = 1
     measured: CalibratedSteps | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parallel", self.parallel.on(self.device.kind))
+
     @property
     def num_devices(self) -> int:
         return self.parallel.num_devices * self.replicas

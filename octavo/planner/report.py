@@ -34,6 +34,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "weights_bytes": round(sum(map(deployment.precision.num_bytes, weights(spec)))),
         "kv_bytes_per_token": kv_bytes_per_token(spec, deployment.precision),
         "kv_bytes_per_token_per_rank": memory.kv_bytes_per_token,
+        "exchange": exchange_json(deployment),
         "memory": memory_json(memory),
         "kv_tokens": memory.kv_tokens * deployment.parallel.dp * deployment.replicas,
         "max_concurrency": deployment.max_concurrency(traffic.total_len),
@@ -65,6 +66,20 @@ def deployment_json(deployment: Deployment) -> dict[str, Any]:
         "max_num_seqs": limits.max_num_seqs,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
         "max_model_len": limits.max_model_len,
+    }
+
+
+def exchange_json(deployment: Deployment) -> dict[str, int] | None:
+    """Return what ranks on processors write for each other in shared memory, all together; None
+    where they add up results, or there is one. ``meetings``: in a pass, without that of the
+    logits."""
+    exchange = deployment.steps.model.exchange
+    if exchange is None:
+        return None
+    return {
+        "bytes_per_token": exchange.token_bytes,
+        "bytes_per_logits_row": exchange.row_bytes,
+        "meetings": exchange.meetings,
     }
 
 

@@ -69,7 +69,7 @@ def step_cost(
     device, count = find_device(hardware) if isinstance(hardware, str) else (hardware, 1)
     if not isinstance(quantization, Precision):
         quantization = precision_of(spec, quantization, engine.kv_dtype(None))
-    rank = rank_model(spec, quantization, parallel or Parallel(tp=count))
+    rank = rank_model(spec, quantization, (parallel or Parallel(tp=count)).on(device.kind))
     cost = StepModel.of(rank, device, engine.name).cost(*_chunks(batch))
     total = cost.total
     return StepSeconds(

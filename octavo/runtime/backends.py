@@ -248,7 +248,11 @@ class NativeBackend:
         self._library = library.load()
         self.isa = self._library.isa
         self.pool = spec.pool or Pool(self._library, spec.threads or library.usable_threads())
+        bind = _prefer_nodes(spec.numa_nodes) if spec.numa_nodes else None
         self._model = prepare(self._library, self.pool)
+        if bind is not None:
+            self._model = self._model.copied(spec.part, bind)
+        self._bind = bind
         self.weights_bytes = self._model.weights_bytes
 
     @property
@@ -275,6 +279,8 @@ class NativeBackend:
             limits,
             create_state_memory(model.state_layers, limits.num_state_slots),
         )
+        if self._bind is not None:
+            self._bind(*kv_cache.memory_range)
         try:
             streams = self._model.plan.streams(depths)
         except CannotFuse as error:
@@ -286,6 +292,16 @@ class NativeBackend:
         return _forward_of(self._spec)(
             program, kv_cache, limits, self._spec.shared_prefix_decode, streams
         )
+
+
+def _prefer_nodes(numbers: Sequence[int]) -> Callable[[int, int], object]:
+    """Have this process allocate memory on these NUMA nodes; return a function that binds memory at
+    an address, of a size, to them."""
+    from octavo.system.numa import MemoryPolicy
+
+    policy = MemoryPolicy(numbers)
+    policy.prefer()
+    return policy.bind
 
 
 def _forward_of(spec: RankSpec) -> type[NativeForward]:
@@ -325,6 +341,7 @@ def pack_model(
             pool,
             home=spec.packed_folder,
             gathered=plan.gathered(),
+            rows=plan.rows_of(spec.part),
             progress=progress,
         )
         return NativeModel(plan, packed, weights_bytes(model))

@@ -47,6 +47,7 @@ class RankSpec:
         shared_prefix_decode: native kernels read blocks that sequences share once a step.
         pool: the threads of another rank, which never runs at the same time; None makes its own.
         group: the ranks that compute each step together, of which this is one; None: it is alone.
+        numa_nodes: where the rank's memory is to be, with a copy of its weights; empty: anywhere.
     """
 
     path: Path
@@ -68,6 +69,7 @@ class RankSpec:
     shared_prefix_decode: bool = True
     pool: Pool | None = None
     group: ShmGroup | None = None
+    numa_nodes: tuple[int, ...] = ()
 
     @property
     def part(self) -> Part:

@@ -59,6 +59,11 @@ class NativeBlocks:
         return self.num_blocks * self.block_bytes
 
     @property
+    def memory_range(self) -> tuple[int, int]:
+        """Address and size of all blocks."""
+        return self._data.ctypes.data, self._data.nbytes
+
+    @property
     def host_blocks(self) -> np.ndarray:
         """See :meth:`octavo.runtime.forward.KVBlocks.host_blocks`."""
         return self._data[self.num_blocks :].reshape(-1, self.block_bytes)

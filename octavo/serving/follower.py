@@ -16,18 +16,28 @@ from octavo.runtime.following_forward import Follower, FollowingForward, follow
 from octavo.runtime.rank_process import JsonConnection, Message
 from octavo.sources.open import notes_folder, open_source
 from octavo.system.machine import keep_openmp_patient
+from octavo.system.numa import RankPlace
 
 
 def serve(group: ShmGroup, settings: Message, home: JsonConnection) -> None:
     """Load the model that rank 0 has loaded, start as it does, and obey until the group ends."""
     keep_openmp_patient()
+    place = RankPlace(**settings["places"][group.rank])
+    place.pin()
     import octavo.runtime.rank  # noqa: F401  (imported while rank 0 reads and packs weights)
 
     if home.receive() is None:
         return
     with no_collections():
         path = Path(settings["path"])
-        spec = RankSpec(path, packed_folder=notes_folder(), group=group, **settings["spec"])
+        spec = RankSpec(
+            path,
+            packed_folder=notes_folder(),
+            threads=place.num_threads,
+            numa_nodes=tuple(place.nodes),
+            group=group,
+            **settings["spec"],
+        )
         rank = open_source(path, settings["model_impl"]).load_rank(spec)
         home.send({"loaded": rank.weights_bytes})
         if (start := home.receive()) is None:

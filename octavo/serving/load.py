@@ -16,6 +16,7 @@ from octavo.base.errors import ConfigError, MissingPackageError
 from octavo.base.gc_pause import no_collections
 from octavo.base.optional_deps import need_torch
 from octavo.runtime.capacity import Capacity, RankLimits, RankSpec
+from octavo.runtime.layout import AUTO
 from octavo.serving.one_rank import OneRank
 from octavo.serving.text_engine import TextEngine
 from octavo.settings.engine import (
@@ -113,11 +114,12 @@ def _load_engine(
     if note := model_config.for_length(args.asked_model_len).length_note:
         _log.warning("%s: %s", source.path, note)
     phases.end("tokenizer")
-    ranks = _open_ranks(args, _rank_spec(args, model_config, source.path, notes_folder()))
+    spec = _rank_spec(args, model_config, source.path, notes_folder())
+    ranks = _open_ranks(args, spec, model_config)
     on_error.callback(ranks.close)
     spec = ranks.spec
     rank = source.load_rank(spec, progress)
-    ranks.load()
+    ranks.load(rank)
     speculation = args.speculation()
     drafter = None
     if speculation is not None:
@@ -204,18 +206,14 @@ def _rank_spec(args: EngineArgs, model: ModelConfig, path: Path, packed_folder: 
     )
 
 
-def _open_ranks(args: EngineArgs, spec: RankSpec) -> OneRank:
+def _open_ranks(args: EngineArgs, spec: RankSpec, model: ModelConfig) -> OneRank:
     """Return the ranks of an engine: one, or those of a tensor-parallel group."""
-    if args.tensor_parallel_size == 1:
+    asked = args.tensor_parallel_size
+    if asked == 1 or (asked == AUTO and spec.device != "cpu"):
         return OneRank(spec)
-    if spec.device != "cpu":
-        raise ConfigError(
-            f"tensor_parallel_size={args.tensor_parallel_size} on {spec.device}: in this version "
-            "of octavo ranks share layers on CPUs alone; leave it at 1"
-        )
-    from octavo.serving.rank_group import RankGroup
+    from octavo.serving.rank_group import open_ranks
 
-    return RankGroup(args.tensor_parallel_size, spec, args.model_impl)
+    return open_ranks(asked, spec, model, args.model_impl)
 
 
 def _memory_info(capacity: Capacity, config: EngineConfig) -> dict[str, Any]:

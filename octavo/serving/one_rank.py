@@ -1,8 +1,8 @@
 """The ranks of an engine, seen from rank 0, which is the engine's own process.
 
-ranks = OneRank(spec), or RankGroup(...)  starts the other ranks, which import while this one loads
+ranks = OneRank(spec), or open_ranks()  starts the others, which import while this one loads
 rank = source.load_rank(ranks.spec)
-ranks.load()                            the others load, from the packed weights that exist now
+ranks.load(rank)                        the others load, from the packed weights that exist now
 ranks.start(rank, limits)               all allocate memory for steps
 rank.start(limits)
 ranks.wait_until_started(rank)          what the others could not do is an error here
@@ -23,7 +23,7 @@ class OneRank:
     def __init__(self, spec: RankSpec):
         self.spec = spec
 
-    def load(self) -> None: ...
+    def load(self, rank: Rank) -> None: ...
 
     def start(self, rank: Rank, limits: RankLimits) -> None: ...
 

@@ -24,6 +24,7 @@ from octavo.core.sink_window import DEFAULT_SINKS, SinkWindowRules
 from octavo.core.state_slots import least_slots, slots_per_request
 from octavo.models.kv_groups import KVGroups
 from octavo.runtime.capacity import Capacity
+from octavo.runtime.layout import parse_ranks
 from octavo.settings.kv_offload import HOST_CACHE_TOKENS, OffloadConfig, default_host_blocks
 from octavo.settings.speculation import METHOD_CHOICES, SpeculativeConfig
 from octavo.settings.vllm_compat import translated
@@ -182,7 +183,9 @@ class EngineArgs:
         "8388608 in a server, else any number",
         least=1,
     )
-    tensor_parallel_size: int = option(1, "devices that share each layer")
+    tensor_parallel_size: int | str = option(
+        1, "ranks that share each layer; auto is one for each NUMA node on a CPU, and 1 on a GPU"
+    )
     pipeline_parallel_size: int = option(1, "devices that share the layers")
     data_parallel_size: int = option(1, "whole copies of the engine")
     enable_expert_parallel: bool = option(False, "devices that share the experts")
@@ -231,6 +234,7 @@ class EngineArgs:
         check_least(self)
         if self.max_model_len not in (None, "auto"):
             check_number("max_model_len", self.max_model_len, 2)
+        parse_ranks(self.tensor_parallel_size)
         if not (isinstance(self.device, str) and _DEVICE.fullmatch(self.device)):
             raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:

@@ -10,7 +10,7 @@ from typing import Any
 from octavo.base.errors import ConfigError
 from octavo.core.lookahead import MAX_MULTI_STEPS
 from octavo.cost.engine_profile import EngineProfile, Limits, profile
-from octavo.cost.find_device import find_device
+from octavo.cost.find_device import find_device, ranks_of
 from octavo.cost.hardware import Device
 from octavo.cost.kv import kv_bytes_per_token
 from octavo.cost.layouts import spread_over_devices
@@ -73,7 +73,7 @@ def simulated_fleet(
 
 
 def _place(spec: ModelSpec, settings: FleetSettings, engine: Mapping[str, Any]) -> _Placement:
-    device, count = find_device(settings.hardware)
+    device, count = ranks_of(*find_device(settings.hardware), settings.tp)
     parallel, replicas = spread_over_devices(
         count,
         tp=settings.tp,
@@ -82,6 +82,7 @@ def _place(spec: ModelSpec, settings: FleetSettings, engine: Mapping[str, Any]) 
         dp=settings.dp,
         replicas=settings.replicas,
     )
+    parallel = parallel.on(device.kind)
     known = profile(settings.profile)
     precision = precision_of(
         spec, settings.quantization, known.kv_dtype(settings.kv_cache_dtype), settings.dtype

@@ -16,7 +16,7 @@ from octavo.doctor import (
     NativeKernels,
     Storage,
 )
-from octavo.system import machine
+from octavo.system import machine, numa
 from octavo.system.gpu_software import Alternative, GpuSoftware, GpuTrial
 
 GIB = 1 << 30
@@ -30,6 +30,10 @@ REPORT = DoctorReport(
     cpu=machine.Cpu("Test [CPU]", "x86_64", ("avx2",), 8, 4, 8, 1.5),
     usable_cores=2,
     memory=machine.Memory(16 * GIB, 2 * GIB, 4 * GIB),
+    numa_nodes=(
+        numa.Node(0, (0, 1, 2, 3), 8 * GIB, GIB),
+        numa.Node(1, (), 8 * GIB, 2 * GIB, has_memory=False),
+    ),
     cuda=Cuda((CudaDevice("GPU", 80 * GIB, "9.0"),), None),
     gpu=GpuSoftware(
         "570.86.15",
@@ -65,6 +69,8 @@ def test_report_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         "CPU Test [CPU] (x86_64)",
         "cores 2 usable of 8 (the control group allows 1.5)",
         "memory 2.0 GiB available of 16.0 GiB (the control group allows 4.0 GiB)",
+        "NUMA node 0 processors 0-3 (4), 1.0 GiB free of 8.0 GiB",
+        "NUMA node 1 no processors, 2.0 GiB free of 8.0 GiB, which this process may not use",
         "CUDA 0 GPU, 80.0 GiB, compute 9.0",
         "fetched tiny, 2.0 GiB",
         "native level avx2, with 2 threads (built: avx2, scalar)",
@@ -88,6 +94,7 @@ def test_report_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads(capsys.readouterr().out)
     assert document["cpu"]["isa"] == ["avx2"]
     assert document["usable_cores"] == 2
+    assert [node["cpus"] for node in document["numa_nodes"]] == [[0, 1, 2, 3], []]
     assert document["kernels"][0]["refused"] == [["native", "not compiled"]]
     assert document["cuda"]["devices"][0]["name"] == "GPU"
     assert document["platform_lacks"] == [{"missing": "uvloop", "consequence": "slower"}]

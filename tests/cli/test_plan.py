@@ -299,3 +299,34 @@ def test_a_plan_is_exported(octavo, tmp_path):
     arguments = ("--hardware", "l4", "--cheapest", "--rate", 1, "--export", path)
     status, *_ = octavo("plan", "qwen3-0.6b", *arguments)
     assert status == 0 and json.loads(path.read_text())["device"]["name"] == "L4"
+
+
+@pytest.mark.parametrize("flag", ["--tp", "--tensor-parallel-size"])
+def test_processors_share_a_model_by_outputs_and_uneven_heads(document, flag):
+    """smollm2-135m has 9 query heads and 3 KV heads."""
+    one, two = (
+        document("plan", "smollm2-135m", "--hardware", f"epyc-genoa:{count}", flag, count)[1]
+        for count in (1, 2)
+    )
+    assert one["exchange"] is None and one["deployment"]["scheme"] == "sum"
+    assert two["deployment"] | {"tp": 2, "num_devices": 2, "scheme": "gather"} == two["deployment"]
+    assert two["exchange"] == {
+        "bytes_per_token": 4 * 30 * (9 * 64 + 576 + 1536 + 576),
+        "bytes_per_logits_row": 4 * 49_152,
+        "meetings": 4 * 30,
+    }
+    assert two["kv_bytes_per_token_per_rank"] == one["kv_bytes_per_token"] * 2 / 3
+    faster = one["decode_step_ms"]["value"] / two["decode_step_ms"]["value"]
+    assert 1.0 < faster < 2  # 3 % on so small a model: it is launches, meetings, and 5 of 9 heads
+    assert two["memory"]["weights_bytes"] == pytest.approx(one["memory"]["weights_bytes"] / 2, 0.03)
+
+
+def test_auto_is_a_rank_for_each_processor(document):
+    _, found = document("plan", "qwen2.5-0.5b", "--hardware", "epyc-genoa:2", "--tp", "auto")
+    assert found["deployment"]["tp"] == 2
+
+
+def test_tables_of_ranks_that_share_memory(octavo):
+    flags = ("--hardware", "xeon-spr:2", "--tp", 2, "--memory", "--roofline")
+    status, out, _ = octavo("plan", "smollm2-135m", *flags)
+    assert status == 0 and "KV of a token" in out and "15.0 KiB" in out

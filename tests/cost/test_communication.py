@@ -8,12 +8,15 @@ from hypothesis import strategies as st
 from rank_models import llama3_70b, mixture
 
 from octavo.base.errors import ConfigError
+from octavo.cost.catalogue import spec_of
 from octavo.cost.communication import (
     Link,
     Transfer,
     all_gather,
     all_reduce,
     all_to_all,
+    exchange_of,
+    link_between,
     link_of,
     merge_transfers,
     point_to_point,
@@ -21,6 +24,9 @@ from octavo.cost.communication import (
 )
 from octavo.cost.find_device import find_device
 from octavo.cost.parallel import Parallel
+from octavo.cost.precision import precision_of
+from octavo.cost.rank import rank_model
+from octavo.cost.rank_model import Exchange
 from octavo.cost.work import Span, passes
 
 LINK = Link(100.0, (0.5, 0.6, 0.8), latency_s=1.0)
@@ -141,3 +147,79 @@ def test_links_by_their_kind():
     assert nvlink.reached(3) == nvlink.reached(4)
     with pytest.raises(ConfigError, match="M2 Max has no link"):
         link_of(find_device("m2 max")[0])
+
+
+# -- ranks that share memory ----------------------------------------------------------------------
+
+
+def test_a_layer_meets_four_times():
+    """Attention, its output, the product of gate and up, and the MLP's output."""
+    found = exchange_of(spec_of("llama-3.1-8b"), 2)
+    assert found == Exchange(32 * (4096 + 4096 + 14_336 + 4096), 128_256, 4 * 32)
+    assert found.token_bytes / 2 / 32 == 52 * 1024  # that a rank reads of the other in a layer
+    assert found == exchange_of(spec_of("llama-3.1-8b"), 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "values", "meetings"),
+    [
+        ("qwen2.5-0.5b", 24, 14 * 64 + 896 + 4864 + 896, 4),
+        ("smollm2-135m", 30, 9 * 64 + 576 + 1536 + 576, 4),
+        # Queries and keys are normed over all heads at once.
+        ("olmo-2-7b", 32, 2 * 4096 + 4096 + 4096 + 11_008 + 4096, 5),
+        # Router, the inner sizes of 8 experts, and their sum.
+        ("qwen3-30b-a3b", 48, 4096 + 2048 + 128 + 8 * 768 + 2048, 5),
+        # 8 experts are no tile for each rank: every rank routes.
+        ("mixtral-8x7b", 32, 4096 + 4096 + 2 * 14_336 + 4096, 4),
+    ],
+)
+def test_exchanged_values_by_hand(name, layers, values, meetings):
+    found = exchange_of(spec_of(name), 2)
+    assert (found.token_values, found.meetings) == (layers * values, layers * meetings)
+
+
+def test_what_has_no_tile_for_each_rank_is_computed_by_all():
+    """128 experts are 8 tiles."""
+    spec = spec_of("qwen3-30b-a3b")
+    few, many = exchange_of(spec, 8), exchange_of(spec, 9)
+    assert few.token_values - many.token_values == 48 * 128
+    assert few.meetings - many.meetings == 48
+
+
+def test_one_rank_exchanges_what_it_would_not():
+    spec = spec_of("llama-3.1-8b")
+    assert rank_model(spec, precision_of(spec), Parallel().on("cpu")).exchange is None
+
+
+def test_exchanges_are_transfers_that_grow_with_rows():
+    spec = spec_of("smollm2-135m")
+    model = rank_model(spec, precision_of(spec), Parallel(tp=2).on("cpu"))
+    link = link_of(find_device("xeon-spr")[0])
+    (rows,) = passes([Span(9, 1)] * 3 + [Span(0, 10, 0)])
+    layers, head = transfers(model, rows, link)
+    assert (layers.name, layers.count) == ("layers.gather", 120)
+    assert layers.num_bytes == 13 * 391_680
+    assert layers.seconds == pytest.approx(120e-6 + 13 * 391_680 / 2 / 20e9)
+    assert (head.name, head.count, head.num_bytes) == ("head.gather", 1, 3 * 4 * 49_152)
+    (prompt,) = passes([Span(0, 10, 0)])
+    assert [each.name for each in transfers(model, prompt, link)] == ["layers.gather"]
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "measured"),
+    [(16_384, 1.5e-6), (262_144, 7.5e-6), (1_048_576, 26.4e-6), (4_194_304, 97e-6)],
+)
+def test_shared_memory_as_it_was_measured(num_bytes, measured):
+    """Meeting, and reading the half that another process has written, on two quiet cores."""
+    link = link_of(find_device("xeon-spr")[0])
+    assert all_gather(num_bytes, 2, link) == pytest.approx(measured, rel=0.15)
+
+
+def test_layouts_of_processors_that_cannot_be():
+    device, _ = find_device("xeon-spr")
+    assert link_between(device, Parallel(tp=8)).bandwidth == 20e9
+    with pytest.raises(ConfigError, match="16 ranks do not share the memory of one machine, but 8"):
+        link_between(device, Parallel(tp=16))
+    for others in ({"pp": 2}, {"tp": 2, "ep": 2}):
+        with pytest.raises(ConfigError, match="choose tp, or copies"):
+            link_between(device, Parallel(**others))

@@ -50,3 +50,11 @@ def test_a_processor_of_a_sheet_reaches_less_than_one_that_was_measured():
 def test_engines_that_are_not_known():
     with pytest.raises(ConfigError, match="no engine profile 'vllmm': there are octavo, vllm"):
         efficiency_of("vllmm", find_device("l4")[0])
+
+
+def test_processors_share_memory():
+    device, _ = find_device("epyc-genoa")
+    link = efficiency_of("octavo", device, Parallel(tp=2)).link
+    assert link is not None and link.floor_s(2) == 1e-6
+    with pytest.raises(ConfigError, match="choose tp, or copies"):
+        efficiency_of("octavo", device, Parallel(pp=2))

@@ -349,3 +349,23 @@ def test_the_table_is_read_once(monkeypatch):
     find_device("l4")
     monkeypatch.setattr(hardware_table, "read_devices", None)
     assert find_device("l4")[0].name == "L4"
+
+
+def test_processors_of_a_file_have_shared_memory_and_cores(tmp_path):
+    path = tmp_path / "hardware.toml"
+    card = """
+[[devices]]
+name = "Mine"
+kind = "cpu"
+memory_gib = 8
+bandwidth_gb_s = 40
+cores = 4
+ghz = 2
+operations_per_cycle = {fp32 = 32}
+"""
+    path.write_text(card)
+    (found,) = hardware_table.read_devices(path)
+    assert (found.num_cores, found.link_bandwidth, found.link_kind) == (4, 20e9, "shared memory")
+    path.write_text(card + "link_gb_s = 60\nlink_kind = 'UPI'\n")
+    (found,) = hardware_table.read_devices(path)
+    assert (found.link_bandwidth, found.link_kind) == (60e9, "UPI")

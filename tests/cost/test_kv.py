@@ -9,6 +9,7 @@ from octavo.cost.catalogue import spec_of
 from octavo.cost.kv import attention_ops, kv_bytes_per_token, sequence_bytes
 from octavo.cost.kv_type import kv_type
 from octavo.cost.precision import precision_of
+from octavo.cost.shares import shares
 from octavo.kernels.cpu.layout import kv_token_bytes, latent_row_bytes
 
 MIB = 1 << 20
@@ -16,7 +17,7 @@ MIB = 1 << 20
 
 def per_token(name: str, tp: int = 1, dtype: str | None = None) -> float:
     spec = spec_of(name)
-    return kv_bytes_per_token(spec, precision_of(spec, kv_cache_dtype=dtype), tp)
+    return kv_bytes_per_token(spec, precision_of(spec, kv_cache_dtype=dtype), shares(tp))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from octavo.base.errors import ConfigError
 from octavo.cost.catalogue import spec_of
 from octavo.cost.engine_profile import Limits, number_that_fits, profile, profiles
+from octavo.cost.find_device import find_device
 from octavo.cost.hardware import Device
 from octavo.cost.memory import MemoryPlan, memory
 from octavo.cost.open_spec import open_spec
@@ -303,3 +304,27 @@ def test_a_process_grows_by_what_was_planned(smollm2_gguf):
     tokens = -(-1001 // 16) * 16
     expected = plan.weights_bytes + tokens * plan.kv_bytes_per_token + plan.activations.value
     assert 0.98 * expected < int(result.stdout) < expected + (8 << 20)
+
+
+# -- ranks on processors --------------------------------------------------------------------------
+
+
+def on_sockets(name: str, tp: int, **limits):
+    spec, (socket, _) = spec_of(name), find_device("xeon-spr")
+    parallel = Parallel(tp=tp).on("cpu")
+    limits = Limits(kv_cache_memory=1 << 30, **limits)
+    return memory(spec, precision_of(spec), parallel, socket, profile("octavo"), limits)
+
+
+def test_a_pool_is_that_of_the_rank_with_most_kv_heads():
+    """9 query heads on two ranks read two of three KV heads each, on three one."""
+    one, two, three = (on_sockets("smollm2-135m", tp) for tp in (1, 2, 3))
+    assert two.kv_bytes_per_token == one.kv_bytes_per_token * 2 / 3
+    assert three.kv_bytes_per_token == one.kv_bytes_per_token / 3
+    assert one.num_blocks < two.num_blocks < three.num_blocks
+
+
+def test_ranks_have_their_parts_of_the_weights():
+    one, two = (on_sockets("llama-3.1-8b", tp) for tp in (1, 2))
+    assert two.weights_bytes == pytest.approx(one.weights_bytes / 2, rel=1e-3)
+    assert two.num_blocks == 2 * one.num_blocks

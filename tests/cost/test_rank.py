@@ -153,3 +153,37 @@ def test_the_rank_of_a_pipeline_is_the_one_with_most_to_do():
 def test_layouts_that_cannot_be_say_why(name, degrees, what):
     with pytest.raises(ConfigError, match=what):
         rank(name, **degrees)
+
+
+# -- processors -----------------------------------------------------------------------------------
+
+
+def test_on_processors_heads_may_be_uneven():
+    """9 query heads are 4 and 5, of which the second rank's read two of three KV heads."""
+    model = rank("smollm2-135m", tp=2, scheme="gather")
+    assert {each.name: (each.inputs, each.outputs) for each in model.matrices} == {
+        "attention.qkv": (576, 5 * 64 + 2 * 2 * 64),
+        "attention.output": (576, 288),
+        "mlp.gate_up": (576, 2 * 768),
+        "mlp.down": (1536, 288),
+        "head": (576, 49_152 // 2),
+    }
+    (attention,) = model.attention
+    assert attention.flops_per_score == 4 * 5 * 64
+    assert model.kv_bytes_per_token == rank("smollm2-135m").kv_bytes_per_token * 2 / 3
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v3", "bamba-9b"])
+def test_either_scheme_has_about_the_same_weights(name):
+    gather, added = (rank(name, tp=8, scheme=scheme) for scheme in ("gather", "sum"))
+    assert gather.weights_bytes == pytest.approx(added.weights_bytes, rel=0.05)
+
+
+def test_latents_and_states_are_on_every_rank():
+    for name in ("deepseek-v3", "bamba-9b"):
+        one, two = rank(name), rank(name, tp=2, scheme="gather")
+        states = [[op.state_bytes for op in each.attention] for each in (one, two)]
+        assert states[0] == states[1]
+    assert rank("deepseek-v3", tp=2, scheme="gather").kv_bytes_per_token == (
+        rank("deepseek-v3").kv_bytes_per_token
+    )

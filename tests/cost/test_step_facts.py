@@ -12,7 +12,7 @@ from octavo.base.errors import ConfigError
 from octavo.cost.find_device import find_device
 from octavo.cost.measured_steps import MeasuredSteps, Spread
 from octavo.cost.parallel import Parallel
-from octavo.cost.rank_model import Experts
+from octavo.cost.rank_model import Exchange, Experts
 from octavo.cost.step_facts import StepFacts, rank_model_of_json
 from octavo.cost.work import Span
 
@@ -33,6 +33,12 @@ def test_a_model_with_experts_comes_back():
     model = dense(64, 128, 2, 2, 1, 99, parallel=Parallel(tp=2))
     first, *rest = model.matrices
     model = replace(model, matrices=(replace(first, experts=Experts(8, 2, 4)), *rest))
+    assert rank_model_of_json(json.loads(json.dumps(asdict(model)))) == model
+
+
+def test_what_ranks_exchange_comes_back():
+    parallel = Parallel(tp=2, scheme="gather")
+    model = replace(dense(64, 128, 2, 2, 1, 99, parallel=parallel), exchange=Exchange(9, 99, 8))
     assert rank_model_of_json(json.loads(json.dumps(asdict(model)))) == model
 
 

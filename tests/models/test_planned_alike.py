@@ -19,18 +19,24 @@ from tiny_transformers import EXPERT_CASES, FAMILIES, LATENT_CASES
 from octavo.base.errors import UnsupportedModelError
 from octavo.cli import main
 from octavo.cost import hf_families
+from octavo.cost.communication import exchange_of
 from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import precision_of, weights_bytes
 from octavo.cost.spec_hf import spec_from_hf
 from octavo.cost.weights import num_parameters, weights
+from octavo.kernels.division import Division
+from octavo.kernels.fused_ops import CannotFuse
+from octavo.kernels.parts import Part
 from octavo.layers.module import named_parameters
 from octavo.models import registry
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config_hf import config_from_hf
 from octavo.models.gguf_export import export_gguf
+from octavo.models.loader import load_checkpoint
 from octavo.models.tensor_split import cut_of
 from octavo.quantization.ggml_types import GGMLType
+from octavo.runtime.op_program import plan_step
 
 # One of each family, and those of which a switch changes tensors.
 NAMES = [
@@ -143,6 +149,21 @@ def test_devices_share_the_parameters_as_the_plan_says(name, ways, folder_of):
         if parameter.startswith("model.layers."):
             shared[int(parameter.split(".")[2])] += size
     assert shared == planned
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("tp", [2, 3])
+def test_ranks_exchange_what_is_planned(name, tp, folder_of):
+    spec, checkpoint = open_spec(folder_of(name)), open_checkpoint(folder_of(name))
+    config = checkpoint.config()
+    ops = plan_step(load_checkpoint(checkpoint, config))[0].ops
+    exchange = exchange_of(spec, tp)
+    planned = exchange.token_values, exchange.row_values
+    if tp > config.num_heads:
+        with pytest.raises(CannotFuse, match="cannot be divided"):
+            Division(ops, Part(0, tp))
+        return
+    assert Division(ops, Part(0, tp)).exchanged(ops) == planned
 
 
 # Those that GGUF files can say, one of each architecture.

@@ -9,14 +9,17 @@ import pytest
 from faults import FaultyScheduler, every
 from fused_models import CONFIGS, LLAMA, random_model
 from hash_model import FunctionProposer
+from hybrid_models import RECURRENCES, make_hybrid
 from native_requests import make_requests
 
 from octavo.core.batch import Draft
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.cpu import library
+from octavo.kernels.parts import Part
 from octavo.layers.rope_config import RopeConfig
 from octavo.quantization.ggml_types import GGMLType
+from octavo.runtime.op_program import plan_step
 
 pytestmark = pytest.mark.skipif(not library.runnable(), reason="no native library was built")
 
@@ -45,6 +48,7 @@ def alone(bench, run_all):
 
 def check_followers(engine):
     assert engine.executor.failures_of_followers == []
+    assert engine.executor.spec.group.counts.meetings > 0
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -161,3 +165,28 @@ def test_superblocks(bench_of, run_all, type):
 def test_types_of_kv(bench_of, run_all, kv):
     bench = bench_of(random_model(WIDE), WIDE)
     check_alike(bench, run_all, (2, 5), kv_cache_dtype=kv)
+
+
+# -- recurrent layers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_recurrent_layers(bench_of, run_all, name):
+    bench = bench_of(*make_hybrid(name))
+    check_alike(bench, run_all, (2,), state_slots=12, num_blocks=12)
+
+
+def test_floats_in_memory_are_packed_in_part():
+    """Of a model whose packed weights are in no file, a rank packs the rows that it reads."""
+    model = random_model(WIDE)
+    plan, weights = plan_step(model)
+    everything, halves = plan.rows_of(Part()), [plan.rows_of(Part(rank, 2)) for rank in (0, 1)]
+    whole = {name: range(weight.shape[0]) for name, weight in weights.items()}
+    assert everything == whole
+    for name, rows in whole.items():
+        read = [row for half in halves for row in half[name]]
+        if name == "model.embed_tokens.weight":
+            assert read == [*rows, *rows]
+        else:
+            assert set(read) == set(rows)
+            assert len(read) < 1.4 * len(rows)  # KV heads that both ranks read are in both

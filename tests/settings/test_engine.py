@@ -76,6 +76,7 @@ def test_what_is_no_size(text):
     "setting",
     [
         {"tensor_parallel_size": 2},
+        {"tensor_parallel_size": "auto"},
         {"pipeline_parallel_size": 2},
         {"data_parallel_size": 2},
         {"enable_expert_parallel": True},
@@ -97,6 +98,9 @@ def test_what_is_not_there_is_refused_by_name(setting):
         {"max_num_seqs": 0},
         {"block_size": 0},
         {"block_size": True},
+        {"tensor_parallel_size": 0},
+        {"tensor_parallel_size": "two"},
+        {"tensor_parallel_size": True},
         {"threads": 0},
         {"max_model_len": 1},
         {"gpu_memory_utilization": 0.0},

@@ -170,3 +170,13 @@ def test_outages_are_read():
 def test_what_is_wrong_is_said(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_ranks_on_processors_have_kv_of_the_heads_that_they_read():
+    """Of 3 KV heads two at most."""
+    load, engine = LoadSettings(request_rate=1.0), {"kv_cache_memory": 1 << 28}
+    one, two = (
+        prepared("smollm2-135m", engine, load=load, hardware="xeon-spr", tp=tp) for tp in (1, 2)
+    )
+    assert (two.setting["layout"], two.setting["devices"]) == ("tp 2", 2)
+    assert two.setting["kv_blocks"] == one.setting["kv_blocks"] * 3 // 2

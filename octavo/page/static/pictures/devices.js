@@ -100,8 +100,9 @@ function partsOf({ ops, transfers, overhead }, pp) {
     { label: "experts", size: seconds((op) => isOf(op, "experts") || isOf(op, "router")), colour: 8 },
     { label: "all-to-all", size: said("experts.all_to_all"), colour: 3 },
     { label: "all-reduce", size: said("layers.all_reduce"), colour: 2 },
+    { label: "exchange", size: said("layers.gather"), colour: 2 },
     { label: "head, norms", size: seconds(isOther), colour: 4 },
-    { label: "all-gather", size: said("head.all_gather"), colour: 5 },
+    { label: "all-gather", size: said("head.all_gather") + said("head.gather"), colour: 5 },
     { label: "send", size: said("stages.send"), colour: 3 },
   ];
   return pp > 1 ? parts : [...parts, { label: "once a step", size: overhead.value, colour: 7 }];

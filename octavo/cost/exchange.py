@@ -1,0 +1,22 @@
+"""What ranks of the scheme `gather` tell each other, as a model's layers say it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Shared(NamedTuple):
+    """Values of one token that all ranks need, of which each rank makes some.
+
+    Args:
+        width: outputs of a matrix, or of all heads.
+        times: how many of these there are: of experts, as many as a token uses.
+        by_heads: they are shared out by heads; else by rows, as far as there are enough.
+    """
+
+    width: int
+    times: int = 1
+    by_heads: bool = False
+
+
+Meeting = tuple[Shared, ...]  # what is there once all ranks have met

@@ -1,0 +1,153 @@
+"""The share of a model that one rank of a tensor-parallel group has, by the scheme of sharing.
+
+`sum`      devices with links, GPUs: the first of two matrices by its outputs, the second by its
+           inputs, and results are added up; heads come out even
+`gather`   processes on one machine, CPUs: every matrix by its outputs, attention by heads, as
+           ``kernels/parts.py`` has the ranges; results are read where other ranks have written them
+
+Ranges may be uneven. A share is that of the rank that has most of a thing, for which the others
+wait, or whose memory is full first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from math import ceil
+from typing import Literal, Protocol
+
+from octavo.base.errors import ConfigError
+from octavo.kernels.parts import TILE_ROWS, Part
+from octavo.models.tensor_split import Split
+from octavo.runtime.layout import RankBounds, check_ranks
+
+Scheme = Literal["sum", "gather"]
+
+
+class Matrix(Protocol):
+    """The parts of a `octavo.cost.weight_shape.WeightShape` that are needed."""
+
+    @property
+    def outputs(self) -> int: ...
+    @property
+    def inputs(self) -> int: ...
+    @property
+    def units(self) -> int: ...
+    @property
+    def query_heads(self) -> int: ...
+    @property
+    def split(self) -> Split: ...
+
+
+class Shares(Protocol):
+    """What the fullest rank has."""
+
+    def check(self, model: str, heads: Sequence[int], scanned: Sequence[int]) -> None:
+        """ConfigError if these cannot be shared out: heads of attention, and pieces of recurrent
+        layers."""
+        ...
+
+    def heads(self, count: int) -> int:
+        """Query heads."""
+        ...
+
+    def kv_heads(self, heads: int, kv_heads: int) -> int:
+        """KV heads, which ``heads`` query heads read."""
+        ...
+
+    def pieces(self, count: int) -> int:
+        """Pieces of a recurrent state."""
+        ...
+
+    def matrix(self, weight: Matrix) -> tuple[int, int]:
+        """Outputs and inputs of a matrix; of a vector, outputs and 0."""
+        ...
+
+    def exchanges(self, width: int) -> bool:
+        """Whether ranks tell each other the outputs of a matrix that has ``width`` of them, as each
+        has made some."""
+        ...
+
+
+class SumShares:
+    """Shares of ``tp`` devices that add up their results."""
+
+    def __init__(self, tp: int):
+        self._tp = tp
+
+    def check(self, model: str, heads: Sequence[int], scanned: Sequence[int]) -> None:
+        uneven = [count for count in (*heads, *scanned) if count % self._tp]
+        if uneven:
+            raise ConfigError(
+                f"{model}: its {uneven[0]} heads cannot be shared out to tp = {self._tp} "
+                f"devices: choose a divisor of {uneven[0]}"
+            )
+
+    def heads(self, count: int) -> int:
+        return ceil(count / self._tp)
+
+    def kv_heads(self, heads: int, kv_heads: int) -> int:
+        return ceil(kv_heads / self._tp)
+
+    def pieces(self, count: int) -> int:
+        return ceil(count / self._tp)
+
+    def matrix(self, weight: Matrix) -> tuple[int, int]:
+        if self._tp == 1 or weight.split is Split.NOTHING:
+            return weight.outputs, weight.inputs
+        if weight.split is Split.OUTPUTS:
+            return self._share(weight.outputs, weight.units), weight.inputs
+        return weight.outputs, self._share(weight.inputs, weight.units)
+
+    def _share(self, size: int, units: int) -> int:
+        units = units or size
+        return ceil(units / self._tp) * ceil(size / units)
+
+    def exchanges(self, width: int) -> bool:
+        return False
+
+
+class GatherShares:
+    """Shares of ``tp`` processes that read each other's results."""
+
+    def __init__(self, tp: int):
+        self._tp = tp
+
+    @cached_property
+    def _parts(self) -> list[Part]:
+        return [Part(rank, self._tp) for rank in range(self._tp)]
+
+    def check(self, model: str, heads: Sequence[int], scanned: Sequence[int]) -> None:
+        fewest = min(heads or scanned, default=None)
+        check_ranks(self._tp, RankBounds(model=model, num_heads=fewest))
+
+    def heads(self, count: int) -> int:
+        return max(len(part.of_heads(count)) for part in self._parts)
+
+    def kv_heads(self, heads: int, kv_heads: int) -> int:
+        return max(len(part.of_kv_heads(heads, kv_heads)) for part in self._parts)
+
+    def pieces(self, count: int) -> int:
+        return count  # convolutions and scans are computed whole on every rank
+
+    def matrix(self, weight: Matrix) -> tuple[int, int]:
+        """Vectors, such as norms and biases, are on every rank."""
+        if not weight.inputs:
+            return weight.outputs, 0
+        if weight.query_heads:
+            units = self.kv_heads(weight.query_heads, weight.units)
+            return units * (weight.outputs // weight.units), weight.inputs
+        if not self.exchanges(weight.outputs):
+            return weight.outputs, weight.inputs
+        return max(len(part.of_rows(weight.outputs)) for part in self._parts), weight.inputs
+
+    def exchanges(self, width: int) -> bool:
+        """A matrix that has no tile of rows for each rank is computed whole by all."""
+        return self._tp > 1 and width >= TILE_ROWS * self._tp
+
+
+def shares(tp: int, scheme: Scheme = "sum") -> Shares:
+    return GatherShares(tp) if scheme == "gather" else SumShares(tp)
+
+
+WHOLE = shares(1)

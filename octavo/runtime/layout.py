@@ -1,0 +1,122 @@
+"""Refusal of tensor-parallel layouts that cannot be, before anything is started.
+
+Processors share a model by the scheme `gather` (``kernels/parts.py``): ranks are processes on one
+machine, with some of the query heads and of the cores each. Plans and the start of an engine ask
+here, each with what it knows.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from octavo.base.errors import ConfigError
+
+AUTO = "auto"  # as many ranks as there are NUMA nodes with processors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBounds:
+    """What bounds the ranks that can share a model on one machine. None: it is not known, or bounds
+    nothing.
+
+    Args:
+        model: its name, for errors.
+        num_heads: query heads of the layer that has the fewest; each rank computes one at least.
+        num_cores: that ranks may use; each rank has one at least.
+        free_bytes: of memory, for all ranks together.
+        needed_bytes: that so many ranks need together, at least.
+        why_alone: why there can be no second rank at all, see ``why_one_rank``.
+    """
+
+    model: str
+    num_heads: int | None = None
+    num_cores: int | None = None
+    free_bytes: float | None = None
+    needed_bytes: Callable[[int], float] | None = None
+    why_alone: str | None = None
+
+    def why_not(self, tp: int) -> str | None:
+        """Return why so many ranks cannot be; None if they can."""
+        if tp == 1:
+            return self._why_no_memory(tp)
+        if self.why_alone is not None:
+            return self.why_alone
+        if self.num_heads is not None and tp > self.num_heads:
+            return f"{tp} ranks cannot share its {self.num_heads} query heads, one each at least"
+        if self.num_cores is not None and tp > self.num_cores:
+            return f"{tp} ranks need a core each, and {self.num_cores} may be used"
+        return self._why_no_memory(tp)
+
+    def _why_no_memory(self, tp: int) -> str | None:
+        if self.needed_bytes is None or self.free_bytes is None:
+            return None
+        needed = self.needed_bytes(tp)
+        if needed <= self.free_bytes:
+            return None
+        return (
+            f"{tp} rank{'s' if tp > 1 else ''} need {needed / 2**30:.2f} GiB together, and "
+            f"{self.free_bytes / 2**30:.2f} GiB of memory are free"
+        )
+
+    def nearest(self, tp: int) -> int | None:
+        """Return the number of ranks nearest to ``tp`` that can be: ``tp`` itself, or the most of
+        fewer ones; None if there is none. More ranks never need less memory together."""
+        bounds = [each for each in (self.num_heads, self.num_cores) if each is not None]
+        most = 1 if self.why_alone is not None else max(1, min([tp, *bounds]))
+        return next((each for each in range(most, 0, -1) if self.why_not(each) is None), None)
+
+
+def parse_ranks(text: str | int) -> int | str:
+    """Return a number of ranks, or ``auto``. ConfigError if it is neither."""
+    if text == AUTO:
+        return AUTO
+    is_number = isinstance(text, int) and not isinstance(text, bool)
+    number = int(text) if is_number or (isinstance(text, str) and text.isdecimal()) else 0
+    if number < 1:
+        raise ConfigError(
+            f"tensor_parallel_size must be an integer of at least 1, or auto, not {text!r:.40}"
+        )
+    return number
+
+
+def check_ranks(tp: int, bounds: RankBounds) -> None:
+    """ConfigError if a model cannot be shared by ``tp`` ranks; it says why, and the nearest number
+    that can."""
+    why = bounds.why_not(tp)
+    if why is None:
+        return
+    nearest = bounds.nearest(tp)
+    remedy = "no other number can be either" if nearest is None else f"the nearest is {nearest}"
+    raise ConfigError(f"tensor_parallel_size={tp}: {bounds.model}: {why}; {remedy}")
+
+
+def resolve_ranks(asked: int | str, bounds: RankBounds, num_nodes: int) -> int:
+    """Return the number of ranks for ``--tensor-parallel-size``: a number as it is, and for
+    ``auto`` the nearest to one a NUMA node.
+
+    Args:
+        num_nodes: that have processors, see ``octavo.system.numa.auto_ranks``.
+
+    Raises:
+        ConfigError: so many cannot be, or not even one.
+    """
+    tp = asked if isinstance(asked, int) else (bounds.nearest(num_nodes) or 1)
+    check_ranks(tp, bounds)
+    return tp
+
+
+def why_one_rank(kernels: str, device: str, platform: str = sys.platform) -> str | None:
+    """Return why several ranks cannot run a model with these kernels there (names as of `Rank` and
+    of ``EngineArgs``), None if they can."""
+    if device != "cpu":
+        return f"on {device} a model stays on one device in this version of octavo"
+    if not platform.startswith("linux"):
+        return f"ranks share memory as Linux has it, and this is {platform}"
+    if kernels != "native":
+        return (
+            f"ranks need octavo's native CPU kernels, and these are {kernels} ones "
+            "(`octavo doctor` says why)"
+        )
+    return None
