@@ -176,7 +176,7 @@ def transfers(model: RankModel, rows: RowCounts, link: Link) -> list[Transfer]:
 
 
 def exchange_of(spec: ModelSpec, tp: int) -> Exchange:
-    """What ``tp`` ranks of the scheme `gather` write for each other, exactly.
+    """Return the exact exchange of ``tp`` ranks of the scheme `gather`.
 
     In a pass of T tokens, R rows of which are sampled, all ranks together write
     T x token_values + R x row_values numbers, of 4 bytes, into values that all ranks have: each
@@ -209,7 +209,7 @@ def exchange_of(spec: ModelSpec, tp: int) -> Exchange:
 
 
 def _gathered(exchange: Exchange, rows: RowCounts, tp: int, link: Link) -> Iterator[Transfer]:
-    """What ranks on processors write for each other in all layers; the logits at the end."""
+    """Yields the exchange of ranks on processors in all layers, and of the logits at the end."""
     num_bytes = float(rows.num_tokens * exchange.token_bytes)
     waits = (exchange.meetings - 1) * link.floor_s(tp)
     seconds = waits + all_gather(num_bytes, tp, link)

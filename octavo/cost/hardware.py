@@ -62,7 +62,7 @@ class Device:
     num_ranks: int = 1
 
     def shared_by(self, num_ranks: int) -> Device:
-        """What each of several ranks has of a machine whose cores and memory they share.
+        """Return the part that each of several ranks has of this machine.
 
         ConfigError if there is no core for each.
         """

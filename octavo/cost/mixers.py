@@ -49,7 +49,7 @@ class Mixer(Protocol):
         ...
 
     def meetings(self, hidden: int) -> Iterator[Meeting]:
-        """What ranks tell each other of one token, in order (scheme `gather`)."""
+        """Return the values of one token that ranks exchange, in order (scheme `gather`)."""
         ...
 
 
