@@ -63,7 +63,7 @@ _NETWORK_REACHED, _NETWORK_LATENCY_S = 40e9, 20e-6
 # the links between them, of 64 GB/s. NVLink2 is taken to be as NVLink3. In shared memory (two vCPUs
 # of a Xeon with AMX, quiet, 2026-11-28) two pinned processes met in 0.18 us, and a core read what
 # the other had just written, 2 KB in 0.4 us, 8 in 1.3, 32 in 3.5, 128 in 7.3, 512 in 26: 1 us and
-# 20 GB/s. Between sockets it was not measured; many cores together read more than one does.
+# 20 GB/s a core (``hardware.py``). Between sockets it was not measured.
 _LINKS = {
     "NVLink2": ((0.52, 0.56, 0.58), 12e-6),
     "NVLink3": ((0.52, 0.56, 0.58), 10e-6),
