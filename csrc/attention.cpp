@@ -396,7 +396,7 @@ class Attention {
       }
       const F32 factor = simd::set1(keep / sum);
       const int64_t token = item.first_token + r / group_;
-      float* out = args_.out + (token * args_.num_heads + head) * size;
+      float* out = args_.out + token * args_.ldo + int64_t{head} * size;
       for (int d = 0; d < whole; d += 16) {
         simd::store(out + d, simd::mul(simd::load(total.acc + r * dim + d), factor));
       }
@@ -556,6 +556,10 @@ int32_t check_attention(const oct_attention_args& args, const oct_sequences& seq
                 "q has %d in a row, k and v have %d",
                 static_cast<long long>(args.ldq), static_cast<long long>(args.ldk),
                 static_cast<long long>(args.ldv), heads * size, kv_heads * size);
+  }
+  if (args.ldo < int64_t{heads} * size) {
+    return fail(OCT_ERR_ARGUMENT, "attention: rows of out are %lld floats apart, and have %d",
+                static_cast<long long>(args.ldo), heads * size);
   }
   if (!args.q || !args.k || !args.v || !args.kv || !args.out ||
       (args.rotary_dim > 0 && !args.cos_sin)) {

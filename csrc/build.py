@@ -69,9 +69,9 @@ _NEON = ("-fno-schedule-insns", "-Wno-ignored-optimization-argument")
 # Sources without products of pairs or quads of numbers; with those of bfloat16, and none of int8;
 # with those of int8, and none of bfloat16.
 _PLAIN = (
-    *("attention_plan", "bus_error", "conv", "epilogue", "experts", "kv_move", "linear_coded"),
-    *("logprobs", "pack", "pack_gguf", "pool", "positions", "program", "recurrence", "rows"),
-    *("sample", "shared_prefix"),
+    *("attention_plan", "bus_error", "conv", "epilogue", "experts", "group", "kv_move"),
+    *("linear_coded", "logprobs", "pack", "pack_gguf", "pool", "positions", "program"),
+    *("recurrence", "rows", "sample", "shared_prefix"),
 )
 _OF_BF16 = ("activations", "kv_write", "latent", "linear_float")
 _OF_INT8 = ("linear", "linear_int8")

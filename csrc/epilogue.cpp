@@ -60,7 +60,7 @@ void finish_tiles(const oct_linear_args& args, const Products& p, HeadMaxima* ma
           value = simd::mul(simd::tanh(simd::div(value, simd::set1(cap))), simd::set1(cap));
         }
         if (args.head->logits && args.head->logits[row]) {
-          simd::store_first(args.head->logits[row] + column, value, n);
+          simd::store_first(args.head->logits[row] + args.head->first_id + column, value, n);
         }
         alignas(64) float logits[kTile];
         simd::store(logits, value);

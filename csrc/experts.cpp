@@ -156,14 +156,14 @@ class Router {
 // Some tokens of a step, seen by one worker.
 class Chunk {
  public:
-  Chunk(const oct_experts_args& args, int first, int tokens, const Worker& worker)
-      : args_(args), worker_(worker), first_(first), tokens_(tokens),
+  Chunk(const oct_experts_args& args, int first, int tokens, const Worker& worker, Group* group)
+      : args_(args), worker_(worker), group_(group), first_(first), tokens_(tokens),
         top_k_(args.routing.top_k), num_experts_(args.routing.num_experts) {
     const size_t rows = static_cast<size_t>(tokens) * static_cast<size_t>(top_k_);
-    const size_t inner = rows * static_cast<size_t>(args.inner);
+    const size_t inner = args.inner_rows ? 0 : rows * static_cast<size_t>(args.inner);
     const size_t made = rows * static_cast<size_t>(args.hidden);
-    inner_ = static_cast<float*>(worker.shared(kRowsSlot, (inner + made + 2 * rows) * 4));
-    made_ = inner_ + inner;
+    made_ = static_cast<float*>(worker.shared(kRowsSlot, (made + 2 * rows + inner) * 4));
+    inner_ = args.inner_rows ? args.inner_rows : made_ + made + 2 * rows;
     const size_t sorted = 4 * rows + static_cast<size_t>(num_experts_) + 1;
     token_of_ = static_cast<int32_t*>(worker.scratch(kSortedSlot, sorted * sizeof(int32_t)));
     row_of_ = token_of_ + rows;
@@ -178,7 +178,7 @@ class Chunk {
     if (!is_alone() && !worker_.barrier()) return false;
     sort();
     run_experts(&Chunk::gate_up);
-    if (!worker_.barrier()) return false;
+    if (!worker_.barrier(group_)) return false;
     run_experts(&Chunk::down);
     if (!worker_.barrier()) return false;
     combine();
@@ -230,7 +230,7 @@ class Chunk {
 
   oct_linear_args gate_up(int e) const {
     const oct_expert& expert = args_.experts[e];
-    float* y = inner_ + int64_t{begin_of_[e]} * args_.inner;
+    float* y = inner_ + int64_t{begin_of_[e]} * args_.inner + args_.first_inner;
     oct_linear_args linear = {};
     linear.rows = rows_of(e);
     linear.k = args_.hidden;
@@ -258,17 +258,19 @@ class Chunk {
     linear.epilogue = OCT_EPI_NONE;
     linear.num_segments = 1;
     linear.segments[0] = {expert.down, expert.down_bias,
-                          made_ + int64_t{begin_of_[e]} * args_.hidden, args_.hidden};
+                          made_ + int64_t{begin_of_[e]} * args_.hidden + args_.first_hidden,
+                          args_.hidden};
     return linear;
   }
 
   // Sixteen values at a time, divided over all tokens: one token has work for all workers.
   void combine() const {
-    const int lines = (args_.hidden + kTile - 1) / kTile;
+    const int end = args_.first_hidden + args_.experts[0].down.n;
+    const int lines = (args_.experts[0].down.n + kTile - 1) / kTile;
     const Range mine = share(tokens_ * lines, worker_.rank, worker_.size);
     for (int i = mine.begin; i < mine.end; i++) {
-      const int t = i / lines, column = i % lines * kTile;
-      const int n = std::min(kTile, args_.hidden - column);
+      const int t = i / lines, column = args_.first_hidden + i % lines * kTile;
+      const int n = std::min(kTile, end - column);
       F32 sum = simd::zero();
       for (int rank = 0; rank < top_k_; rank++) {
         const int at = t * top_k_ + rank;
@@ -283,6 +285,7 @@ class Chunk {
 
   const oct_experts_args& args_;
   const Worker& worker_;
+  Group* const group_;  // NULL where the inner rows are this rank's own
   const int first_, tokens_, top_k_, num_experts_;
   // [rows, inner], [rows, hidden]; of tokens and ranks, the weights and the experts.
   float *inner_, *made_, *weights_;
@@ -307,32 +310,39 @@ int32_t check_routing(const oct_routing& r) {
   return OCT_OK;
 }
 
-int32_t check_matrix(const oct_weight& weight, int n, int k, int e) {
+// `most`: outputs, of which a rank may have fewer.
+int32_t check_matrix(const oct_weight& weight, int most, int k, int e) {
   Layout layout = {};
   const int32_t code = make_layout(weight.format, weight.n, weight.k, weight.group, &layout);
   if (code != OCT_OK) return code;
-  if (layout.is_stored() || weight.n != n || weight.k != k || weight.data == nullptr ||
+  if (layout.is_stored() || weight.n > most || weight.k != k || weight.data == nullptr ||
       reinterpret_cast<uintptr_t>(weight.data) % kLine != 0) {
     return fail(OCT_ERR_ARGUMENT, "expert %d has a matrix of %d to %d that is not packed, not at a "
-                "multiple of %d bytes, or not of %d to %d", e, weight.k, weight.n, kLine, k, n);
+                "multiple of %d bytes, or not of %d to %d", e, weight.k, weight.n, kLine, k, most);
   }
   return OCT_OK;
 }
 
 int32_t check_expert(const oct_experts_args& args, int e) {
-  const oct_expert& expert = args.experts[e];
-  int32_t code = check_matrix(expert.gate, args.inner, args.hidden, e);
-  if (code == OCT_OK) code = check_matrix(expert.up, args.inner, args.hidden, e);
-  return code == OCT_OK ? check_matrix(expert.down, args.hidden, args.inner, e) : code;
+  const oct_expert &expert = args.experts[e], &first = args.experts[0];
+  if (expert.gate.n != expert.up.n || expert.gate.n != first.gate.n || expert.down.n != first.down.n) {
+    return fail(OCT_ERR_ARGUMENT, "expert %d has %d and %d inner values and %d outputs, expert 0 has "
+                "%d and %d", e, expert.gate.n, expert.up.n, expert.down.n, first.gate.n, first.down.n);
+  }
+  const int inner = args.inner - args.first_inner, hidden = args.hidden - args.first_hidden;
+  int32_t code = check_matrix(expert.gate, inner, args.hidden, e);
+  if (code == OCT_OK) code = check_matrix(expert.up, inner, args.hidden, e);
+  return code == OCT_OK ? check_matrix(expert.down, hidden, args.inner, e) : code;
 }
 
 }  // namespace
 
-void experts(const oct_experts_args& args, int32_t tokens, const Worker& worker) {
+void experts(const oct_experts_args& args, int32_t tokens, const Worker& worker, Group* group) {
+  if (args.inner_rows == nullptr) group = nullptr;
   const int most = chunk_tokens(args.hidden, args.inner, args.routing.top_k);
   for (int first = 0; first < tokens; first += most) {
-    if (first > 0 && !worker.barrier()) return;
-    if (!Chunk(args, first, std::min(most, tokens - first), worker).run()) return;
+    if (first > 0 && !worker.barrier(group)) return;
+    if (!Chunk(args, first, std::min(most, tokens - first), worker, group).run()) return;
   }
 }
 
@@ -342,6 +352,14 @@ int32_t oct_check_experts(const oct_experts_args* args) {
   using namespace octavo;
   int32_t code = check_routing(args->routing);
   if (code != OCT_OK) return code;
+  if (args->first_hidden < 0 || args->first_inner < 0) {
+    return fail(OCT_ERR_ARGUMENT, "experts: the first output of a matrix has a negative number");
+  }
+  const bool is_part = args->experts && (args->experts[0].gate.n != args->inner ||
+                                         args->experts[0].down.n != args->hidden);
+  if (is_part && !args->inner_rows) {
+    return fail(OCT_ERR_ARGUMENT, "experts: a part of their outputs needs inner_rows");
+  }
   if (args->hidden < 1 || args->inner < 1 || !gates(args->epilogue)) {
     return fail(OCT_ERR_ARGUMENT, "experts of %d values and %d between them, with the epilogue %d",
                 args->hidden, args->inner, args->epilogue);
@@ -371,5 +389,5 @@ int32_t oct_experts(oct_pool* pool, const oct_experts_args* args, int32_t rows) 
   using namespace octavo;
   const int32_t code = oct_check_experts(args);
   if (code != OCT_OK) return code;
-  return run(pool, [&](const Worker& worker) { experts(*args, rows, worker); });
+  return run(pool, [&](const Worker& worker) { experts(*args, rows, worker, nullptr); });
 }

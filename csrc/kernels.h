@@ -18,7 +18,7 @@ void linear(const oct_linear_args& args, const Worker& worker);
 void linears(const oct_linear_args* args, int count, const Worker& worker);
 
 // Of `tokens` rows. Weights have been checked by oct_check_experts().
-void experts(const oct_experts_args& args, int32_t tokens, const Worker& worker);
+void experts(const oct_experts_args& args, int32_t tokens, const Worker& worker, Group* group);
 
 int32_t check_attention(const oct_attention_args& args, const oct_sequences& seqs);
 // Whether the blocks are there that a sequence needs up to position `end`.

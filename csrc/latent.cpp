@@ -344,10 +344,10 @@ int32_t check_latent(const oct_latent_args& args, const oct_sequences& seqs) {
     return fail(OCT_ERR_ARGUMENT, "latent attention: an address is NULL");
   }
   if (args.ldq < int64_t{args.num_heads} * (args.nope_dim + args.rope_dim) ||
-      args.ldckv < latent_width(args)) {
-    return fail(OCT_ERR_ARGUMENT, "latent attention: rows of q and ckv are %lld and %lld floats "
-                "apart, too few", static_cast<long long>(args.ldq),
-                static_cast<long long>(args.ldckv));
+      args.ldckv < latent_width(args) || args.ldo < int64_t{args.num_heads} * args.value_dim) {
+    return fail(OCT_ERR_ARGUMENT, "latent attention: rows of q, ckv and out are %lld, %lld and %lld "
+                "floats apart, too few", static_cast<long long>(args.ldq),
+                static_cast<long long>(args.ldckv), static_cast<long long>(args.ldo));
   }
   const int64_t block = seqs.block_size * latent_row_bytes(args.kv_format, latent_width(args));
   if (args.kv_block_bytes < block) {

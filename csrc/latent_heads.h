@@ -141,7 +141,7 @@ class MatrixHeads final : public LatentHeads {
   void expand(const SubStep& step) const override {
     const ProductUnits units(step.end - step.begin, args_.num_heads, num_pieces(args_.value_dim),
                              worker_.size);
-    const int64_t out_row = int64_t{args_.num_heads} * args_.value_dim;
+    const int64_t out_row = args_.ldo;
     const uint8_t* up = static_cast<const uint8_t*>(args_.value_up);
     for (int i = worker_.ticket(); i < units.count(); i = worker_.ticket()) {
       const ProductUnit unit = units[i];

@@ -16,14 +16,20 @@
 
 #include <stdint.h>
 
-#define OCT_ABI_VERSION 13
+#define OCT_ABI_VERSION 14
 
 #if defined(__cplusplus)
 extern "C" {
 #endif
 #pragma GCC visibility push(default) /* all else is hidden: -fvisibility=hidden */
 
-enum { OCT_OK = 0, OCT_ERR_ARGUMENT = -1, OCT_ERR_MEMORY = -2, OCT_ERR_ABORTED = -3 };
+enum {
+  OCT_OK = 0,
+  OCT_ERR_ARGUMENT = -1,
+  OCT_ERR_MEMORY = -2,
+  OCT_ERR_ABORTED = -3,
+  OCT_ERR_PEER = -4 /* another rank of the group has ended */
+};
 
 int32_t oct_abi_version(void);
 const char* oct_isa(void);        /* "scalar", "avx2", "avxvnni", ..., "neoni8mm": of the level */
@@ -48,6 +54,37 @@ int32_t oct_pool_size(const oct_pool* pool);
 double oct_pool_barrier_ns(oct_pool* pool, int32_t rounds);
 /* Makes the call that is running, if any, return OCT_ERR_ABORTED at its next barrier. */
 void oct_abort(oct_pool* pool);
+
+/* ---- Groups -------------------------------------------------------------------------------- */
+
+/* The ranks of a tensor-parallel group are processes on one machine that map the same memory
+ * (MAP_SHARED); only on Linux. Rank 0, the home rank, sends messages to the others, its followers. All
+ * ranks meet. What waits spins, yields, and in the end sleeps; it ends when the group is aborted, with
+ * OCT_ERR_PEER as all that follows. A rank makes its calls from one thread at a time, but for
+ * oct_group_abort and oct_group_counts. */
+typedef struct oct_group oct_group;
+/* Bytes at the start of the memory that belong to the group; or an error. */
+int64_t oct_group_bytes(int32_t size);
+/* Attach to memory that was zero when the first rank came. `is_crowded`: there are more threads than
+ * cores, so waiting goes to sleep sooner. NULL on failure. */
+oct_group* oct_group_open(void* memory, int32_t rank, int32_t size, int32_t is_crowded);
+void oct_group_close(oct_group* group);
+/* Home: send a message of one word or more to each follower. Waits while there is no room. */
+int32_t oct_group_send(oct_group* group, const int32_t* words, int32_t count);
+/* Follower: wait for the next message. Returns its number of words; OCT_ERR_ARGUMENT if that exceeds the
+ * capacity, or cannot be: then no further message can be received. */
+int32_t oct_group_receive(oct_group* group, int32_t* words, int32_t capacity);
+/* End all waiting in all ranks, now and from now on. From any thread. */
+void oct_group_abort(oct_group* group);
+/* Wait for all ranks. Returns 1 in all of them if any said `stop`, 0, or OCT_ERR_PEER. */
+int32_t oct_group_meet(oct_group* group, int32_t stop);
+/* Nanoseconds per meeting, and per barrier of the threads of all ranks, from `rounds` of them in a row:
+ * to be called by all ranks. */
+double oct_group_meet_ns(oct_group* group, int32_t rounds);
+double oct_group_barrier_ns(oct_group* group, oct_pool* pool, int32_t rounds);
+/* What this rank has done so far: meetings, and messages that it has sent or received, with their
+ * bytes. */
+void oct_group_counts(const oct_group* group, int64_t* meetings, int64_t* messages, int64_t* bytes);
 
 /* ---- Weights ------------------------------------------------------------------------------- */
 
@@ -150,6 +187,7 @@ typedef struct oct_head {
   float* best_logit;    /* per row: maximum; NaN if any logit is NaN */
   int32_t* best_id;     /* per row: the lowest id that has it */
   float softcap;        /* 0: none */
+  int32_t first_id;     /* of the rows that the weight has: greater than 0 in a rank of a group alone */
 } oct_head;
 
 /* A linear; before its products, row by row:
@@ -259,7 +297,8 @@ typedef struct oct_attention_args {
   int64_t ldq, ldk, ldv;
   void* kv;            /* this layer's part of the first block */
   int64_t kv_block_bytes;
-  float* out;          /* [T, H, D], contiguous; may not overlap q */
+  float* out;          /* [T, H, D], ldo floats from token to token; may not overlap q */
+  int64_t ldo;
   int32_t num_blocks;  /* of the KV memory: ids in block tables are less */
   int32_t group;       /* whose block tables are this layer's */
 } oct_attention_args;
@@ -314,7 +353,8 @@ typedef struct oct_latent_args {
   int64_t ldq, ldckv;
   void* kv;        /* this layer's part of the first block */
   int64_t kv_block_bytes;
-  float* out;      /* [T, H, value_dim], contiguous; may not overlap q */
+  float* out;      /* [T, H, value_dim], ldo floats from token to token; may not overlap q */
+  int64_t ldo;
   int32_t num_blocks, group; /* as in oct_attention_args */
 } oct_latent_args;
 
@@ -528,8 +568,12 @@ typedef struct oct_expert {
 
 /* out = residual + the weighted sum of the outputs of a token's experts for x = rmsnorm(in) * norm, in
  * the order of ranks. Only experts that some token is routed to are read. */
+/* A rank of a group has some outputs of each matrix: of gate and up those from first_inner on, of down
+ * those from first_hidden on, and makes these columns of `out`. All ranks write the rows between the
+ * matrices to `inner_rows`, which they share: of oct_experts_bytes(). Of no group, it is NULL. */
 typedef struct oct_experts_args {
   int32_t hidden, inner;
+  int32_t first_hidden, first_inner;
   int32_t epilogue;        /* of gate and up: one that multiplies the two */
   float eps;
   float remainder_above;   /* of x, as in oct_linear_args */
@@ -542,6 +586,7 @@ typedef struct oct_experts_args {
   const float* residual;     /* NULL or [T, hidden] */
   float* out;                /* [T, hidden]; may be residual, not in */
   int64_t* loads;            /* NULL, or [E]: the tokens of each expert are added */
+  float* inner_rows;
 } oct_experts_args;
 
 /* Check these arguments, with the weights of all experts: once in advance, as steps read only the
@@ -558,16 +603,29 @@ int32_t oct_experts(oct_pool* pool, const oct_experts_args* args, int32_t rows);
  * is read at every step, so that a pointer to a table can be replaced between two steps. */
 typedef struct oct_node {
   int32_t op;
-  int32_t reserved;
+  int32_t meets; /* whether all ranks of the group meet before the next op */
   const void* args;
 } oct_node;
 
+/* Memory that the ranks of a group share, besides activations: of the head, and of the tokens that it
+ * draws in rank 0. `padded` is vocab rounded up to a multiple of 16. */
+typedef struct oct_shared_head {
+  float* logits;       /* [max_tokens, padded] */
+  float* best_logits;  /* [ranks, max_tokens]: maximum of each row in the part of each rank */
+  int32_t* best_ids;   /* [ranks, max_tokens] */
+  int32_t* drawn;      /* [1 + max_tokens]: 1 if further steps of the call are not run, else 0; tokens */
+} oct_shared_head;
+
+/* With a group, every rank runs the same steps with a program of its part of each op. Rank 0 samples;
+ * of others, `samples` is NULL, and they have no logits, tokens, probabilities or statuses. */
 typedef struct oct_program {
   const oct_node* nodes;
   int32_t num_nodes;
   int32_t num_head_nodes; /* number of last nodes that a step with head_only runs */
   int32_t vocab;
   int32_t max_tokens; /* rows of the activation buffers */
+  oct_group* group;   /* NULL: one rank */
+  oct_shared_head shared_head;
 } oct_program;
 
 /* Arguments that differ from step to step. Row r of the head is token out_rows[r] of the step, with
@@ -594,7 +652,11 @@ typedef struct oct_batch {
   int32_t* tokens;           /* [N, num_out] */
   int32_t* status;           /* [N, num_out] */
   uint8_t* row_finite;       /* [N, T] */
+  const uint8_t* needs_logits; /* [num_out]: which rows need more than their maximum; without samples */
 } oct_batch;
+
+/* Set, for each row of the head, whether its logits are needed, and not their maximum alone: 0 or 1. */
+void oct_needed_logits(const oct_batch* batch, uint8_t* needed);
 
 /* Run a step. A program is only arguments; it may be freed when no step runs. */
 int32_t oct_step(oct_pool* pool, const oct_program* program, const oct_batch* batch);

@@ -12,15 +12,16 @@
 // A worker that gets no memory has to leave its task in the middle, while others wait for it
 // at a barrier. It goes to the next meeting, reports there that the call has failed, and all
 // return. The meeting at the end guarantees that there is always a next one.
+//
+// Where the ranks of a group compute a call together, some meetings span the group, and the one at the
+// end of the call always does: the last worker of each rank meets those of the others (group.h)
+// before it opens the gate.
 #include "pool.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -30,102 +31,16 @@
 #include <thread>
 #include <vector>
 
-#if defined(__linux__)
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#else
-#include <condition_variable>
-#endif
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
-
+#include "gate.h"
+#include "group.h"
 #include "octavo.h"
 
 namespace octavo {
 namespace {
 
-constexpr size_t kLine = 64;  // bytes of a cache line
 constexpr int kMaxThreads = 256;
 constexpr int kScratchSlots = 8;
 constexpr int kSharedSlots = 4;
-// At a barrier: how long before the core is offered to others, and before the thread sleeps.
-constexpr int64_t kSpinNs = 30'000;
-constexpr int64_t kSleepNs = 2'000'000;
-
-int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-void relax() {
-#if defined(__x86_64__)
-  _mm_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-class alignas(kLine) Gate {
- public:
-  uint32_t value() const { return value_.load(std::memory_order_acquire); }
-
-  // Increment; threads that see the new value see all earlier writes.
-  void open() {
-    value_.fetch_add(1, std::memory_order_seq_cst);
-    if (sleepers_.load(std::memory_order_seq_cst) > 0) wake();
-  }
-
-  // Until the value is not `seen`.
-  void wait(uint32_t seen, int64_t sleep_after_ns) {
-    constexpr int kLooks = 64;
-    for (int i = 0; i < kLooks; i++) {  // the usual case, without a look at the clock
-      if (value() != seen) return;
-      relax();
-    }
-    const int64_t begin = now_ns();
-    for (;;) {
-      for (int i = 0; i < kLooks; i++) {
-        if (value() != seen) return;
-        relax();
-      }
-      const int64_t waited = now_ns() - begin;
-      if (waited >= sleep_after_ns) return sleep(seen);
-      if (waited >= kSpinNs) sched_yield();
-    }
-  }
-
- private:
-  // A sleeper counts itself in before its last look at the value, and open() looks at the count
-  // after it has changed the value; so one of the two notices the other.
-#if defined(__linux__)
-  void sleep(uint32_t seen) {
-    sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    while (value() == seen) {
-      syscall(SYS_futex, &value_, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
-    }
-    sleepers_.fetch_sub(1, std::memory_order_relaxed);
-  }
-  void wake() { syscall(SYS_futex, &value_, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0); }
-#else
-  void sleep(uint32_t seen) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    changed_.wait(lock, [&] { return value_.load(std::memory_order_seq_cst) != seen; });
-    sleepers_.fetch_sub(1, std::memory_order_relaxed);
-  }
-  void wake() {
-    { std::lock_guard<std::mutex> lock(mutex_); }
-    changed_.notify_all();
-  }
-  std::mutex mutex_;
-  std::condition_variable changed_;
-#endif
-
-  std::atomic<uint32_t> value_{0};
-  std::atomic<uint32_t> sleepers_{0};
-};
 
 // Kernels count on the default rounding and on denormals, whatever the calling thread is set to
 // (torch.set_flush_denormal changes it for one thread): results would depend on the thread.
@@ -205,26 +120,28 @@ struct Team {
   bool start();  // false, with an error set, if threads cannot be created
   void work(int rank);
   void perform(int rank);
-  bool meet();
-  int32_t run(Task what, void* with);
+  bool meet(bool spans_group);
+  int32_t decide(bool spans_group);
+  int32_t run(Task what, void* with, Group* among);
 
   Pool* const pool;
   const int size;
   const int64_t spin_ns;
   const uint64_t born;
 
-  Gate begin;  // of a call, or of the end of the threads
-  Gate done;   // by each worker but the caller, once a call
-  Gate phase;  // by the last worker at each barrier
+  Gate<Reach::kProcess> begin;  // of a call, or of the end of the threads
+  Gate<Reach::kProcess> done;   // by each worker but the caller, once a call
+  Gate<Reach::kProcess> phase;  // by the last worker at each barrier
   alignas(kLine) std::atomic<int> arrived{0};
   alignas(kLine) std::atomic<int> tickets{0};
   alignas(kLine) std::atomic<uint64_t> call{0};   // odd while one runs
   std::atomic<uint64_t> aborted{0};               // the number of the call that shall stop
-  std::atomic<bool> stopping{false};              // what the last worker at a barrier decided
+  std::atomic<int32_t> outcome{OCT_OK};           // what the last worker at a barrier decided
   std::atomic<size_t> lacking{0};                 // bytes that a worker of this call did not get
   bool quit = false;
   Task task = nullptr;
   void* context = nullptr;
+  Group* group = nullptr;  // of the call, or NULL
 
   std::mutex one_call;
   std::vector<std::thread> threads;
@@ -257,7 +174,7 @@ bool Team::start() {
 
 Team::~Team() {
   quit = true;
-  begin.open();
+  begin.add(1);
   for (std::thread& thread : threads) thread.join();
   for (int rank = 0; rank < size; rank++) {
     for (Scratch& slot : scratch[rank].of) std::free(slot.memory);
@@ -278,7 +195,7 @@ void Team::work(int rank) {
     begin.wait(calls, spin_ns);
     if (quit) return;
     perform(rank);
-    done.open();
+    done.add(1);
   }
 }
 
@@ -291,40 +208,51 @@ void Team::perform(int rank) {
   } catch (const std::bad_alloc&) {
     lacking.store(1, std::memory_order_relaxed);
   }
-  if (!stopping.load(std::memory_order_relaxed)) meet();
+  if (outcome.load(std::memory_order_relaxed) == OCT_OK) meet(true);
 }
 
 // Meetings do not overlap: no worker counts itself in for the next before it has left this one, so
-// `stopping` stays as it was decided until all have read it.
-bool Team::meet() {
+// `outcome` stays as it was decided until all have read it.
+bool Team::meet(bool spans_group) {
   const uint32_t now = phase.value();
   if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < size) {
-    phase.wait(now, kSleepNs);
+    phase.wait(now, group && is_crowded(group) ? kCrowdedSleepNs : kSleepNs);
   } else {
     arrived.store(0, std::memory_order_relaxed);
     tickets.store(0, std::memory_order_relaxed);
-    if (aborted.load(std::memory_order_relaxed) == call.load(std::memory_order_relaxed) ||
-        lacking.load(std::memory_order_relaxed) > 0) {
-      stopping.store(true, std::memory_order_relaxed);
-    }
-    phase.open();
+    // Written only if it changes: all others have its cache line, and look at it next.
+    if (const int32_t code = decide(spans_group)) outcome.store(code, std::memory_order_relaxed);
+    phase.add(1);
   }
-  return !stopping.load(std::memory_order_relaxed);
+  return outcome.load(std::memory_order_relaxed) == OCT_OK;
 }
 
-int32_t Team::run(Task what, void* with) {
+// Whether the call goes on. The ranks of a group have to agree on that, as each would wait for the
+// others: an abort waits for the next meeting of the group. A rank that has failed goes to it at
+// once, which is the one that the others come to next.
+int32_t Team::decide(bool spans_group) {
+  const bool has_failed = lacking.load(std::memory_order_relaxed) > 0;
+  const bool is_aborted =
+      aborted.load(std::memory_order_relaxed) == call.load(std::memory_order_relaxed);
+  if (group == nullptr) return has_failed || is_aborted ? OCT_ERR_ABORTED : OCT_OK;
+  if (!spans_group && !has_failed) return OCT_OK;
+  return octavo::meet(group, has_failed || is_aborted);
+}
+
+int32_t Team::run(Task what, void* with, Group* among) {
   const std::lock_guard<std::mutex> lock(one_call);
   task = what;
   context = with;
+  group = among;
   tickets.store(0, std::memory_order_relaxed);
-  stopping.store(false, std::memory_order_relaxed);
+  outcome.store(OCT_OK, std::memory_order_relaxed);
   lacking.store(0, std::memory_order_relaxed);
   call.fetch_add(1, std::memory_order_release);
   const uint32_t before = done.value();
   const uint32_t all = before + static_cast<uint32_t>(size) - 1;
   {
     const DefaultFloats floats;
-    begin.open();
+    begin.add(1);
     perform(0);
   }
   for (uint32_t seen = done.value(); seen != all; seen = done.value()) done.wait(seen, kSleepNs);
@@ -334,7 +262,9 @@ int32_t Team::run(Task what, void* with) {
   if (const size_t bytes = lacking.load(std::memory_order_relaxed)) {
     return fail(OCT_ERR_MEMORY, "no memory for %zu bytes of scratch", bytes);
   }
-  return stopping.load(std::memory_order_relaxed) ? OCT_ERR_ABORTED : OCT_OK;
+  const int32_t code = outcome.load(std::memory_order_relaxed);
+  if (code == OCT_ERR_PEER) return fail(code, "a rank of the group has ended");
+  return code;
 }
 
 }  // namespace
@@ -368,7 +298,9 @@ struct oct_pool {
 namespace octavo {
 
 // A pool of one has no barrier to wait at, but its tickets and aborts are the same.
-bool Worker::barrier() const { return pool->team.load(std::memory_order_relaxed)->meet(); }
+bool Worker::barrier(Group* group) const {
+  return pool->team.load(std::memory_order_relaxed)->meet(group != nullptr);
+}
 
 int Worker::ticket() const {
   return pool->team.load(std::memory_order_relaxed)->tickets.fetch_add(1, std::memory_order_relaxed);
@@ -403,10 +335,15 @@ void* Worker::shared(int slot, size_t bytes) const {
   return all.memory.load(std::memory_order_relaxed);
 }
 
-int32_t run(Pool* pool, Task task, void* context) {
-  if (pool == nullptr) return fail(OCT_ERR_ARGUMENT, "the thread pool is NULL");
+int32_t run(Pool* pool, Task task, void* context, Group* group) {
+  if (pool == nullptr) return leave(group, fail(OCT_ERR_ARGUMENT, "the thread pool is NULL"));
   Team* team = pool->here();
-  return team ? team->run(task, context) : static_cast<int32_t>(OCT_ERR_MEMORY);
+  return team ? team->run(task, context, group) : leave(group, OCT_ERR_MEMORY);
+}
+
+int32_t leave(Group* group, int32_t code) {
+  if (group) meet(group, true);
+  return code;
 }
 
 }  // namespace octavo

@@ -3,6 +3,9 @@
 //     embed | linear | attention | linear | linear | linear | attention | ... | check | head
 //           ^ a barrier between any two
 //
+// The ranks of a group run the same nodes, each its part of their outputs. Where a node's outputs are
+// read as a whole, they lie in shared memory, and the barrier behind it spans the group.
+//
 // Nodes have files of their own; here are the loop over them, ops that are too small for a file, and
 // the end of a step, where tokens are sampled from rows of logits.
 #include <algorithm>
@@ -11,6 +14,7 @@
 #include <memory>
 #include <new>
 
+#include "group.h"
 #include "kernels.h"
 #include "latent.h"
 #include "recurrence.h"
@@ -29,10 +33,18 @@ bool wants_logprobs(const oct_batch& batch, size_t r) {
 }
 
 // Whether row r is sampled from its logits, since their maximum is not enough.
-bool needs_logits(const oct_batch& batch, size_t r) {
+bool is_sampled(const oct_batch& batch, size_t r) {
   const oct_sample& s = batch.samples[r];
   return !batch.logits[r] && (s.temperature >= kGreedyTemperature || changes_logits(s) ||
                               wants_logprobs(batch, r));
+}
+
+bool needs_logits(const oct_batch& batch, size_t r) {
+  return batch.samples ? batch.logits[r] || is_sampled(batch, r) : batch.needs_logits[r] != 0;
+}
+
+size_t padded_vocab(const oct_program& program) {
+  return (static_cast<size_t>(program.vocab) + 15) / 16 * 16;
 }
 
 // Worker w's memory for the whole head: row pointers and maxima of R rows, and the logits of those
@@ -42,23 +54,60 @@ struct HeadMemory {
   float* best_logit;
   int32_t* best_id;
 
-  HeadMemory(const oct_batch& batch, int32_t vocab, const Worker& worker) {
-    const size_t rows = static_cast<size_t>(batch.num_out);
-    const size_t padded = (static_cast<size_t>(vocab) + 15) / 16 * 16;
-    size_t sampled = 0;
-    for (size_t r = 0; r < rows; r++) sampled += needs_logits(batch, r);
+  HeadMemory(const oct_program& program, const oct_batch& batch, const Worker& worker) {
+    const size_t rows = static_cast<size_t>(batch.num_out), padded = padded_vocab(program);
     best_logit = static_cast<float*>(worker.shared(2, rows * 8));
     best_id = reinterpret_cast<int32_t*>(best_logit + rows);
-    float* free_row = static_cast<float*>(worker.shared(3, sampled * padded * sizeof(float)));
     logits = static_cast<float**>(worker.scratch(7, rows * sizeof(float*)));
+    if (program.group) {
+      for (size_t r = 0; r < rows; r++) {  // each rank writes the logits of its ids
+        logits[r] = needs_logits(batch, r) ? program.shared_head.logits + r * padded : nullptr;
+      }
+      return;
+    }
+    size_t sampled = 0;
+    for (size_t r = 0; r < rows; r++) sampled += is_sampled(batch, r);
+    float* free_row = static_cast<float*>(worker.shared(3, sampled * padded * sizeof(float)));
     for (size_t r = 0; r < rows; r++) {
       logits[r] = batch.logits[r];
-      if (!needs_logits(batch, r)) continue;
+      if (!is_sampled(batch, r)) continue;
       logits[r] = free_row;
       free_row += padded;
     }
   }
 };
+
+// The maxima of a group's ranks in rank 0, after all have met: ids ascend with ranks, and of equal
+// logits the lowest id counts. NaN stays.
+void merge_maxima(const oct_program& program, int32_t r, const HeadMemory& memory) {
+  const oct_shared_head& shared = program.shared_head;
+  float best = shared.best_logits[r];
+  int32_t id = shared.best_ids[r];
+  for (int32_t rank = 1; rank < group_size(program.group); rank++) {
+    const int64_t at = int64_t{rank} * program.max_tokens + r;
+    if (!(shared.best_logits[at] > best) && !std::isnan(shared.best_logits[at])) continue;
+    best = shared.best_logits[at];
+    id = shared.best_ids[at];
+    if (std::isnan(best)) break;
+  }
+  memory.best_logit[r] = best;
+  memory.best_id[r] = id;
+}
+
+// Meet the other ranks once all of them have written their part. False in those that do not sample.
+bool meet_for_samples(const oct_program& program, const oct_batch& batch, const HeadMemory& memory,
+                      int32_t first_id, const Worker& worker) {
+  if (!worker.barrier()) return false;
+  const int32_t rank = group_rank(program.group);
+  if (worker.rank == 0) {
+    const int64_t at = int64_t{rank} * program.max_tokens;
+    for (int32_t r = 0; r < batch.num_out; r++) {
+      program.shared_head.best_logits[at + r] = memory.best_logit[r];
+      program.shared_head.best_ids[at + r] = memory.best_id[r] + first_id;
+    }
+  }
+  return worker.barrier(program.group) && rank == 0;
+}
 
 // Sampling overwrites logits, so that log-probabilities need a copy of them.
 void sample(float* logits, int32_t r, const oct_program& program, const oct_batch& batch,
@@ -78,18 +127,25 @@ void sample(float* logits, int32_t r, const oct_program& program, const oct_batc
 void run_head(const oct_linear_args& node, const oct_program& program, const oct_batch& batch,
               const Worker& worker) {
   if (batch.num_out == 0) return;
-  const HeadMemory memory(batch, program.vocab, worker);
+  const HeadMemory memory(program, batch, worker);
   oct_head head = {memory.logits, memory.best_logit, memory.best_id,
-                   node.head ? node.head->softcap : 0.0f};
+                   node.head ? node.head->softcap : 0.0f, node.head ? node.head->first_id : 0};
   oct_linear_args args = node;
   args.rows = batch.num_out;
   args.row_index = batch.out_rows;
   args.head = &head;
   linear(args, worker);
-  if (!worker.barrier()) return;
+  if (program.group) {
+    if (!meet_for_samples(program, batch, memory, head.first_id, worker)) return;
+  } else if (!worker.barrier()) {
+    return;
+  }
 
   for (int32_t r = worker.ticket(); r < batch.num_out; r = worker.ticket()) {
-    if (needs_logits(batch, r)) {
+    if (program.group) merge_maxima(program, r, memory);
+    if (program.group && batch.logits[r])
+      std::copy_n(memory.logits[r], program.vocab, batch.logits[r]);
+    if (is_sampled(batch, r)) {
       sample(memory.logits[r], r, program, batch, worker);
     } else {
       batch.tokens[r] = memory.best_id[r];
@@ -146,7 +202,8 @@ void run_node(const oct_node& node, const oct_program& program, const oct_batch&
     case OCT_OP_LATENT:
       return latent(*static_cast<const oct_latent_args*>(node.args), batch.seqs, worker);
     case OCT_OP_EXPERTS:
-      return experts(*static_cast<const oct_experts_args*>(node.args), batch.seqs.num_tokens, worker);
+      return experts(*static_cast<const oct_experts_args*>(node.args), batch.seqs.num_tokens, worker,
+                     program.group);
     case OCT_OP_CONV:
       return short_conv(*static_cast<const oct_conv_args*>(node.args), batch.seqs, worker);
     case OCT_OP_SCAN:
@@ -161,51 +218,75 @@ void run_node(const oct_node& node, const oct_program& program, const oct_batch&
 // The decode steps of one call: the batch of each, as sequences continue from their tokens.
 class MultiStep {
  public:
-  explicit MultiStep(const oct_batch& first) : batch_(first), left_(first.num_multi_steps - 1) {
+  MultiStep(const oct_program& program, const oct_batch& first)
+      : program_(program), batch_(first), left_(first.num_multi_steps - 1) {
     if (left_ == 0) return;
     const int32_t seqs = first.seqs.num_seqs;
-    kv_len_.reset(new (std::nothrow) int32_t[seqs]);
-    samples_.reset(new (std::nothrow) oct_sample[seqs]);
+    kv_len_.reset(new (std::nothrow) int32_t[2 * seqs]);
+    if (samples()) samples_.reset(new (std::nothrow) oct_sample[seqs]);
     if (!has_memory()) return;
     std::copy_n(first.seqs.kv_len, seqs, kv_len_.get());
-    std::copy_n(first.samples, seqs, samples_.get());
     batch_.seqs.kv_len = kv_len_.get();
+    if (!samples()) return;
+    std::copy_n(first.samples, seqs, samples_.get());
     batch_.samples = samples_.get();
     std::fill_n(first.status, int64_t{first.num_multi_steps} * seqs, OCT_TOKEN_NONE);
   }
 
-  bool has_memory() const { return left_ == 0 || (kv_len_ && samples_); }
+  bool has_memory() const { return left_ == 0 || (kv_len_ && (samples_ || !samples())); }
   const oct_batch& current() const { return batch_; }
 
   // Go on to the next step, if there is one: by all workers, after a barrier.
   bool next(const Worker& worker) {
     if (left_ == 0) return false;
     if (!worker.barrier()) return false;  // all have seen `left_`
+    if (worker.rank == 0 && samples()) draw();
+    if (program_.group && !worker.barrier(program_.group)) return false;
     if (worker.rank == 0) advance();
     return worker.barrier() && !failed_;
   }
 
  private:
-  void advance() {
+  // Whether this rank samples.
+  bool samples() const { return batch_.samples != nullptr; }
+
+  // Take the tokens of the step, and pass them on to the other ranks.
+  void draw() {
     const int32_t seqs = batch_.seqs.num_seqs;
-    left_--;
     for (int32_t s = 0; s < seqs; s++) {
       failed_ |= batch_.status[s] != OCT_TOKEN_OK || !batch_.row_finite[s];
-      kv_len_[s]++;
       samples_[s].position++;
     }
-    batch_.seqs.state_source = batch_.seqs.state_target;
     batch_.token_ids = batch_.tokens;
+    if (program_.group) {
+      program_.shared_head.drawn[0] = failed_;
+      std::copy_n(batch_.tokens, seqs, program_.shared_head.drawn + 1);
+    }
     batch_.tokens += seqs;
     batch_.status += seqs;
     if (batch_.logprobs) batch_.logprobs += seqs;
-    batch_.row_finite += seqs;
   }
 
+  void advance() {
+    const int32_t seqs = batch_.seqs.num_seqs;
+    left_--;
+    for (int32_t s = 0; s < seqs; s++) kv_len_[s]++;
+    batch_.seqs.state_source = batch_.seqs.state_target;
+    batch_.row_finite += seqs;
+    if (samples()) return;
+    const int32_t* drawn = program_.shared_head.drawn;
+    failed_ = drawn[0] != 0;
+    int32_t* tokens = kv_len_.get() + seqs;
+    // What another process wrote is a row of the table only if this one sees to it.
+    for (int32_t s = 0; s < seqs; s++) tokens[s] = std::clamp(drawn[1 + s], 0, program_.vocab - 1);
+    batch_.token_ids = tokens;
+  }
+
+  const oct_program& program_;
   oct_batch batch_;
   int32_t left_;
   bool failed_ = false;
-  std::unique_ptr<int32_t[]> kv_len_;
+  std::unique_ptr<int32_t[]> kv_len_;  // [S], and the tokens of ranks that do not sample: [S]
   std::unique_ptr<oct_sample[]> samples_;
 };
 
@@ -215,6 +296,13 @@ int32_t check_batch(const oct_program& program, const oct_batch& batch) {
   if (tokens < 1 || tokens > program.max_tokens) {
     return fail(OCT_ERR_ARGUMENT, "a step of %d tokens: the program has room for 1 to %d", tokens,
                 program.max_tokens);
+  }
+  if (batch.num_out < 0 || (program.group && batch.num_out > program.max_tokens)) {
+    return fail(OCT_ERR_ARGUMENT, "%d rows of the head: the ranks of a group share memory for 0 to %d",
+                batch.num_out, program.max_tokens);
+  }
+  if (!batch.samples && batch.num_out > 0 && (!program.group || !batch.needs_logits)) {
+    return fail(OCT_ERR_ARGUMENT, "a step without samples, outside of a group or without needs_logits");
   }
   for (int32_t r = 0; r < batch.num_out; r++) {
     if (batch.out_rows[r] < 0 || batch.out_rows[r] >= tokens) {
@@ -262,8 +350,9 @@ int32_t check_multi_step(const oct_program& program, const oct_batch& batch) {
                 "each needs one of both", batch.num_multi_steps, batch.seqs.num_tokens, batch.num_out, seqs);
   }
   for (int32_t s = 0; s < seqs; s++) {
-    if (batch.seqs.q_start[s] != s || batch.out_rows[s] != s || batch.logits[s] ||
-        batch.samples[s].mask || has_penalties(batch.samples[s])) {
+    const bool is_plain = !batch.samples || (!batch.logits[s] && !batch.samples[s].mask &&
+                                             !has_penalties(batch.samples[s]));
+    if (batch.seqs.q_start[s] != s || batch.out_rows[s] != s || !is_plain) {
       return fail(OCT_ERR_ARGUMENT, "%d steps, but sequence %d wants logits, a mask or penalties, or "
                   "is not row %d of the head", batch.num_multi_steps, s, s);
     }
@@ -339,18 +428,27 @@ int32_t oct_step(oct_pool* pool, const oct_program* program, const oct_batch* ba
   using namespace octavo;
   const int32_t begin = batch->head_only ? program->num_nodes - program->num_head_nodes : 0;
   const int32_t code = check_step(*program, *batch, begin);
-  if (code != OCT_OK) return code;
-  MultiStep steps(*batch);
+  if (code != OCT_OK) return leave(program->group, code);
+  MultiStep steps(*program, *batch);
   StepPrefixes prefixes;
   if (!steps.has_memory() || !prefixes.find(*program, *batch)) {
-    return fail(OCT_ERR_MEMORY, "no memory for the steps of one call, or for what sequences share");
+    fail(OCT_ERR_MEMORY, "no memory for the steps of one call, or for what sequences share");
+    return leave(program->group, OCT_ERR_MEMORY);
   }
-  return run(reinterpret_cast<Pool*>(pool), [&](const Worker& worker) {
+  const auto compute = [&](const Worker& worker) {
     do {
       for (int32_t i = begin; i < program->num_nodes; i++) {
-        run_node(program->nodes[i], *program, steps.current(), prefixes, worker);
-        if (!worker.barrier()) return;
+        const oct_node& node = program->nodes[i];
+        run_node(node, *program, steps.current(), prefixes, worker);
+        if (!worker.barrier(node.meets ? program->group : nullptr)) return;
       }
     } while (steps.next(worker));
-  });
+  };
+  return run(pool, compute, program->group);
+}
+
+void oct_needed_logits(const oct_batch* batch, uint8_t* needed) {
+  for (int32_t r = 0; r < batch->num_out; r++) {
+    needed[r] = octavo::needs_logits(*batch, static_cast<size_t>(r));
+  }
 }

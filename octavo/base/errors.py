@@ -16,6 +16,8 @@
     ├── DeadlineError          a request did not end within its timeout
     ├── BenchmarkError         a measurement could not be made, or a file for one not be used
     └── EngineError            the engine itself failed: a bug of octavo, not of the input
+        ├── StepAbortedError    a step was ended before its end, and may be run again
+        ├── PeerEndedError      a process that computes a part of the model has ended
         ├── EngineUnavailableError  it does not take requests now: stopping, or not coming back
         └── QuarantinedError        the same request has brought the engine down before
 
@@ -120,6 +122,15 @@ class DownloadError(ModelError):
 
 class EngineError(OctavoError):
     """The engine failed for a reason that no request caused. Please report it."""
+
+
+class StepAbortedError(EngineError):
+    """A step ended before its end, in this rank or another of its group."""
+
+
+class PeerEndedError(EngineError):
+    """Another rank of the engine's group has ended, or ended the group: this engine can compute no
+    further step."""
 
 
 class DeadlineError(OctavoError):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
-from octavo.base.errors import EngineError
+from octavo.base.errors import EngineError, PeerEndedError
 from octavo.core.batch import Batch, ScheduledRequest, StepOutput
 from octavo.core.block_audit import IdleAudit
 from octavo.core.clock import Clock, WallClock
@@ -160,6 +160,8 @@ class Engine:
         handle: StepHandle
         try:
             handle = self.executor.submit(batch)
+        except PeerEndedError:  # no step of any batch can be run any more
+            raise
         except Exception as error:
             handle = FailedStep(error)
         except BaseException:  # an interruption: its requests stay in flight until it is run
@@ -193,6 +195,8 @@ class Engine:
         batch, handle, begun_at, is_whole = self._submitted.popleft()
         try:
             output = handle.result()
+        except PeerEndedError:
+            raise
         except Exception as error:
             self._store.settle(batch.block_copies, are_done=False)
             if batch.num_seqs != 1 or batch.block_copies or not is_whole:

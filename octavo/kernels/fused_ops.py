@@ -257,6 +257,27 @@ def writes(op: FusedOp) -> Iterator[Value]:
     return (value.source for value in values if value is not None)
 
 
+def matrices_of(op: FusedOp) -> Iterator[WeightRef]:
+    """Yield the matrices that a fused op multiplies with or reads rows of."""
+    for together in products_of(op):
+        yield from together
+
+
+def products_of(op: FusedOp) -> Iterator[Sequence[WeightRef]]:
+    """Yield the matrices of a fused op, those together that multiply the same rows."""
+    if isinstance(op, FusedLinear):
+        yield [segment.weight for segment in op.segments]
+    elif isinstance(op, FusedExperts):
+        yield [matrix for expert in op.experts for matrix in (expert.gate, expert.up)]
+        yield [expert.down for expert in op.experts]
+    elif isinstance(op, FusedEmbedding):
+        yield [matrix for matrix in (op.weight, op.positions) if matrix is not None]
+    elif isinstance(op, FusedHead):
+        yield (op.weight,)
+    elif isinstance(op, FusedLatentAttention):
+        yield (op.kv_b,)
+
+
 def residual_stream(ops: Sequence[FusedOp], num_layers: int) -> tuple[Value, FusedNorm]:
     """The output of the first ``num_layers`` layers, and the norm that reads it next: that of the
     following layer, or of the head after the last layer.
@@ -282,13 +303,36 @@ def residual_stream(ops: Sequence[FusedOp], num_layers: int) -> tuple[Value, Fus
     return reader.source.source, reader.norm
 
 
+class Sharing(Protocol):
+    """What ranks that compute a step together share; see ``division.py``."""
+
+    def is_shared(self, value: Value) -> bool:
+        """Whether a value lies in memory that all ranks read and write."""
+        ...
+
+    def meets(self, op: FusedOp) -> bool:
+        """Whether no rank begins the next op before all have ended this one."""
+        ...
+
+
+class OneRank:
+    """The sharing of a rank that computes alone: its threads meet behind every op."""
+
+    def is_shared(self, value: Value) -> bool:
+        return False
+
+    def meets(self, op: FusedOp) -> bool:
+        return True
+
+
 def place(
     ops: Sequence[FusedOp],
     allocate: Callable[[Value], Place],
     free: Callable[[Place], None],
     kept: Collection[Value] = (),
+    sharing: Sharing = OneRank(),  # noqa: B008 - it has no state
 ) -> dict[Value, Place]:
-    """Assign a place in memory to every value, reused once its last reader is done.
+    """Assign a place in memory to every value, reused once its last reader is done in all ranks.
 
     Outputs of an op never lie where the same op reads, since threads do not finish rows together.
     The exception is a residual, of which a thread reads only what it is about to overwrite. Values
@@ -301,6 +345,9 @@ def place(
             inputs.pop(value, None)
     places = {value: allocate(value) for value in inputs}
     stays = {*kept, *inputs}
+    # Since all have met: what was read, and what is not read any more.
+    read: set[Value] = set()
+    done: list[Value] = []
     for i, op in enumerate(ops):
         ending = [
             value
@@ -308,16 +355,26 @@ def place(
             if last_read[value] == i and value not in stays
         ]
         overwritten = _overwritten(op, ending)
+        product = _product(op)
+        if overwritten in read or (
+            overwritten and product and sharing.is_shared(overwritten) != sharing.is_shared(product)
+        ):
+            overwritten = None
         for value in writes(op):
-            if overwritten is not None and value is _product(op):
+            if overwritten is not None and value is product:
                 places[value] = places[overwritten]
                 ending.remove(overwritten)
             else:
                 places[value] = allocate(value)
         # The head may run again over its input, which is therefore kept.
         if not isinstance(op, FusedHead):
-            for value in ending:
+            done += ending
+        read.update(reads(op))
+        if sharing.meets(op):
+            for value in done:
                 free(places[value])
+            read.clear()
+            done.clear()
     return places
 
 

@@ -7,6 +7,7 @@ never cut, so that neither are groups or superblocks of quantized weights.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 TILE_ROWS = 16  # rows of a packed matrix that lie together
@@ -41,3 +42,10 @@ class Part:
         query heads of several ranks, each of them has it."""
         heads, group = self.of_heads(num_heads), num_heads // num_kv_heads
         return range(heads.start // group, -(-heads.stop // group)) if heads else range(0)
+
+    def of_all_ranks(self) -> Iterator[Part]:
+        """Yield the parts of all ranks, this one's too."""
+        return (Part(rank, self.size) for rank in range(self.size))
+
+
+WHOLE = Part()

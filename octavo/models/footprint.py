@@ -11,7 +11,7 @@ has in the file and from what the kernels make of it:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from octavo.base.errors import ConfigError, UnsupportedModelError
@@ -26,6 +26,7 @@ from octavo.kernels.cpu.layout import (
     latent_weight_format,
     packed_bytes,
 )
+from octavo.kernels.parts import WHOLE, Part
 from octavo.models.config import EMBEDDING, HEAD, KVSpec, ModelConfig
 from octavo.models.registry import model_class
 from octavo.quantization.ggml_types import GGMLType, row_bytes
@@ -167,13 +168,23 @@ def _type_of_parts(weight: Weight) -> Type:
 # -- keys and values ------------------------------------------------------------------------------
 
 
-def kv_bytes_per_token(config: ModelConfig, dtype: str) -> int:
-    """Bytes that one token's keys and values take in all layers, by the type of the cache as
-    results call it: ``float32``, ``int8``, ``int4``...
+def kv_bytes_per_token(config: ModelConfig, dtype: str, part: Part = WHOLE) -> int:
+    """Bytes that one token's keys and values take in all layers of a rank, by the type of the cache
+    as results call it: ``float32``, ``int8``, ``int4``...
 
     ConfigError if heads of the model do not fit the type.
     """
-    return sum(_kv_bytes(layer, dtype) for layer in config.kv_layers)
+    return sum(_kv_bytes(layer, dtype) for layer in kv_layers_of(config, part))
+
+
+def kv_layers_of(config: ModelConfig, part: Part) -> tuple[KVSpec, ...]:
+    """The KV layout of each layer that attends, with the KV heads of one rank. Latent vectors are
+    of all heads, and every rank has them."""
+    num_kv_heads = len(part.of_kv_heads(config.num_heads, config.num_kv_heads))
+    return tuple(
+        layer if layer.kind == "latent" else replace(layer, num_kv_heads=num_kv_heads)
+        for layer in config.kv_layers
+    )
 
 
 def _kv_bytes(layer: KVSpec, dtype: str) -> int:

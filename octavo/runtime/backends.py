@@ -33,6 +33,7 @@ from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import Progress
 from octavo.kernels.fused_ops import CannotFuse
 from octavo.models.config import ModelConfig
+from octavo.models.footprint import kv_layers_of
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
 from octavo.runtime.forward import Forward
 from octavo.runtime.memory_ledger import MemoryLine, scratch_line
@@ -116,7 +117,7 @@ def choose_backend(
                 return _native_backend(spec, model, model_config, files, progress)
             return _fused_backend(spec, model, model_config, progress)
         except (CannotFuse, UnsupportedModelError) as error:
-            if spec.kernels != "auto":
+            if spec.kernels != "auto" or spec.group is not None:
                 raise ConfigError(f"kernels {wanted}: {error}") from error
             what = f"reference ops in place of {wanted} kernels ({error})"
             _log.warning(
@@ -247,7 +248,11 @@ class NativeBackend:
         self._library = library.load()
         self.isa = self._library.isa
         self.pool = spec.pool or Pool(self._library, spec.threads or library.usable_threads())
+        bind = _prefer_nodes(spec.numa_nodes) if spec.numa_nodes else None
         self._model = prepare(self._library, self.pool)
+        if bind is not None:
+            self._model = self._model.copied(spec.part, bind)
+        self._bind = bind
         self.weights_bytes = self._model.weights_bytes
 
     @property
@@ -268,21 +273,48 @@ class NativeBackend:
         kv_format = KV_FORMATS[kv_dtype_of(self._spec, is_native=True)]
         kv_cache = create_native_cache(
             self._library,
-            model.kv_layers,
+            kv_layers_of(model, self._spec.part),
             self._spec.block_size,
             kv_format,
             limits,
             create_state_memory(model.state_layers, limits.num_state_slots),
         )
+        if self._bind is not None:
+            self._bind(*kv_cache.memory_range)
         try:
             streams = self._model.plan.streams(depths)
         except CannotFuse as error:
             raise ConfigError(f"hidden states of {model.name}: {error}") from error
         layout, max_tokens = kv_cache.layout(), limits.max_num_batched_tokens
         program = self._model.create_program(
-            self._library, self.pool, layout, max_tokens, streams.values()
+            self._library, self.pool, layout, max_tokens, streams.values(), self._spec.group
         )
-        return NativeForward(program, kv_cache, limits, self._spec.shared_prefix_decode, streams)
+        return _forward_of(self._spec)(
+            program, kv_cache, limits, self._spec.shared_prefix_decode, streams
+        )
+
+
+def _prefer_nodes(numbers: Sequence[int]) -> Callable[[int, int], object]:
+    """Have this process allocate memory on these NUMA nodes; return a function that binds memory at
+    an address, of a size, to them."""
+    from octavo.system.numa import MemoryPolicy
+
+    policy = MemoryPolicy(numbers)
+    policy.prefer()
+    return policy.bind
+
+
+def _forward_of(spec: RankSpec) -> type[NativeForward]:
+    """Return the forward of a rank: alone, the first of a group, or one of its followers."""
+    if spec.group is None:
+        return NativeForward
+    if spec.part.rank == 0:
+        from octavo.runtime.leading_forward import LeadingForward
+
+        return LeadingForward
+    from octavo.runtime.following_forward import FollowingForward
+
+    return FollowingForward
 
 
 def pack_model(
@@ -309,6 +341,7 @@ def pack_model(
             pool,
             home=spec.packed_folder,
             gathered=plan.gathered(),
+            rows=plan.rows_of(spec.part),
             progress=progress,
         )
         return NativeModel(plan, packed, weights_bytes(model))

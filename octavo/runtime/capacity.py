@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.core.lookahead import MAX_MULTI_STEPS
+from octavo.kernels.parts import WHOLE, Part
 from octavo.models.kv_groups import KVGroups, group_layers
 
 if TYPE_CHECKING:
+    from octavo.kernels.cpu.group import ShmGroup
     from octavo.kernels.cpu.library import Pool
     from octavo.models.config import ModelConfig
     from octavo.runtime.memory_ledger import MemoryLedger
@@ -44,6 +46,8 @@ class RankSpec:
         batch_invariant: a token's logits have the same bits whatever else is in the batch.
         shared_prefix_decode: native kernels read blocks that sequences share once a step.
         pool: the threads of another rank, which never runs at the same time; None makes its own.
+        group: the ranks that compute each step together, of which this is one; None: it is alone.
+        numa_nodes: where the rank's memory is to be, with a copy of its weights; empty: anywhere.
     """
 
     path: Path
@@ -64,6 +68,12 @@ class RankSpec:
     batch_invariant: bool = False
     shared_prefix_decode: bool = True
     pool: Pool | None = None
+    group: ShmGroup | None = None
+    numa_nodes: tuple[int, ...] = ()
+
+    @property
+    def part(self) -> Part:
+        return WHOLE if self.group is None else self.group.part
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +136,16 @@ def capacity_of(
     """
     from octavo.models.footprint import kv_bytes_per_token
 
-    kv_dtype = kv_dtype_of(spec, is_native)
+    kv_dtype, part = kv_dtype_of(spec, is_native), spec.part
+    # All ranks have the same blocks, and one machine's memory: the largest share decides.
+    token_bytes = max(kv_bytes_per_token(config, kv_dtype, each) for each in part.of_all_ranks())
     return Capacity(
         device=spec.device,
         dtype=spec.dtype,
         model_max_len=config.max_position,
-        kv_bytes_per_token=kv_bytes_per_token(config, kv_dtype),
-        kv_memory_bytes=max(0, kv_memory_bytes),
-        kv_memory_most=max(0, kv_memory_most),
+        kv_bytes_per_token=token_bytes,
+        kv_memory_bytes=max(0, kv_memory_bytes) // part.size,
+        kv_memory_most=max(0, kv_memory_most) // part.size,
         kv_dtype=kv_dtype,
         max_multi_steps=MAX_MULTI_STEPS if is_native else 1,
         ledger=ledger,

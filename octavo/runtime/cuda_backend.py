@@ -22,6 +22,7 @@ from octavo.kernels.fused_ops import (
     FusedHead,
     FusedLatentAttention,
     WeightRef,
+    products_of,
 )
 from octavo.kernels.recorder import Value
 from octavo.models.config import ModelConfig
@@ -54,7 +55,7 @@ from octavo.runtime.memory_ledger import (
     scratch_line,
     tokens_line,
 )
-from octavo.runtime.op_program import StepPlan, plan_step, products_of, share_of
+from octavo.runtime.op_program import StepPlan, plan_step, share_of
 from octavo.runtime.streams import Stream
 from octavo.runtime.torch_probe import FusedProbe
 

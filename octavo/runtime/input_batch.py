@@ -119,8 +119,11 @@ class BlockTables:
         kept = len(written)
         if table[:kept] != written:
             kept = 0
-        self.array[group, row, kept : len(table)] = table[kept:]
+        self._store(group, row, kept, table[kept:])
         return table.copy()
+
+    def _store(self, group: int, row: int, first: int, entries: Sequence[int]) -> None:
+        self.array[group, row, first : first + len(entries)] = entries
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Free the rows of requests that have left the batch."""

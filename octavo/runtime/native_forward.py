@@ -25,7 +25,7 @@ from octavo.kernels.cpu.program import Program
 from octavo.kernels.fused_ops import CannotFuse
 from octavo.kernels.recorder import Value
 from octavo.runtime.capacity import RankLimits
-from octavo.runtime.forward import ForwardOutput, ObservedRunner, SampledRows
+from octavo.runtime.forward import ForwardOutput, KVBlocks, ObservedRunner, SampledRows
 from octavo.runtime.input_batch import (
     BlockTables,
     StepSinkWindow,
@@ -52,16 +52,19 @@ class NativeForward:
         share_prefixes: bool = True,
         streams: Mapping[int, Value] = MappingProxyType({}),
     ):
-        self.kv_cache = kv_cache
+        self.kv_cache: KVBlocks = kv_cache
+        self.cache = kv_cache
         self.program = program
-        self._limits = limits
+        self.limits = limits
         self._share_prefixes = share_prefixes
         self._streams = streams  # the values that the program keeps, by their depth
         max_num_seqs, max_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
         max_blocks = blocks_of_row(limits.max_model_len, max_tokens, kv_cache.block_size)
         num_groups = 1 if limits.kv_groups is None else limits.kv_groups.num_groups
-        self._tables = BlockTables(max_num_seqs, max_blocks, kv_cache.block_size, num_groups)
+        self._tables = self._make_tables(max_num_seqs, max_blocks, kv_cache.block_size, num_groups)
         self._step_tables = self._tables.array  # those of the running step, kept alive for it
+        self._table_rows: Sequence[int] = ()  # of the step's sequences
+        self._num_table_blocks = 0  # of the longest of these
         self._table_address = self._tables.array.ctypes.data
         self._table_stride = max_blocks
         self._group_stride = max_num_seqs * max_blocks
@@ -88,12 +91,15 @@ class NativeForward:
         self._decode_seconds = math.inf  # of a decode step, lately; so the first call has one step
         self._arguments = self._make_arguments()
 
+    def _make_tables(self, *sizes: int) -> BlockTables:
+        return BlockTables(*sizes)
+
     def _make_arguments(self) -> abi.Batch:
         """Create the struct that all steps share: the addresses in it stay the same."""
         sequences = abi.Sequences(
             q_start=_address(self._query_start),
             kv_len=_address(self._kv_len),
-            block_size=self.kv_cache.block_size,
+            block_size=self.cache.block_size,
             share_prefixes=self._share_prefixes,
             state_source=_address(self._state_source),
             state_target=_address(self._state_target),
@@ -115,14 +121,17 @@ class NativeForward:
 
     def exit_after(self, num_layers: int) -> NativeForward:
         """See :meth:`octavo.runtime.forward.Forward.exit_after`."""
+        program = self._exit_program(num_layers)
+        return NativeForward(program, self.cache, self.limits, self._share_prefixes)
+
+    def _exit_program(self, num_layers: int) -> Program:
         try:
-            program = self.program.exit_after(num_layers)
+            return self.program.exit_after(num_layers)
         except CannotFuse as error:
             raise ConfigError(f"no exit after layer {num_layers}: {error}") from error
-        return NativeForward(program, self.kv_cache, self._limits, self._share_prefixes)
 
     def probe(self, runner: ObservedRunner) -> NativeProbe:
-        return NativeProbe(runner, self.program, self.kv_cache)
+        return NativeProbe(runner, self.program, self.cache)
 
     def feeds(self, request: Request) -> bool:
         return False
@@ -138,7 +147,7 @@ class NativeForward:
         self._arguments.num_multi_steps = 1
         asked = [request.params.logprobs for request in sampling.requests]
         self._arguments.logprobs = self._logprobs.ask(asked)
-        self.program.step(self._arguments, longest)
+        self._step(longest)
         count = len(sampling.at)
         status, tokens = self._status[:count].tolist(), self._tokens[:count].tolist()
         rows = ForwardOutput(self._query_start, self._damaged(num_tokens))
@@ -164,7 +173,7 @@ class NativeForward:
         asked = [request.params.logprobs for request in requests]
         self._arguments.logprobs = self._logprobs.ask(asked * steps)
         before = self.kernel_seconds
-        self.program.step(self._arguments, longest + steps - 1)
+        self._step(longest + steps - 1)
         # A coarse clock may have stood still.
         self._decode_seconds = max((self.kernel_seconds - before) / steps, 1e-6)
         rows = ForwardOutput(self._query_start, self._damaged(count))
@@ -208,10 +217,11 @@ class NativeForward:
         )
         kv_len = list(map(add, starts, counts))
         num_seqs, num_tokens = len(rows), len(token_ids)
+        self._table_rows, self._num_table_blocks = rows, num_blocks
         self._token_ids[:num_tokens] = array("i", token_ids)
         self._query_start[1 : num_seqs + 1] = array("i", accumulate(counts))
         self._kv_len[:num_seqs] = array("i", kv_len)
-        if self.kv_cache.states is not None:
+        if self.cache.states is not None:
             steps = state_steps(batch)
             self._state_source[:num_seqs] = array("i", [step.source for step in steps])
             self._state_target[:num_seqs] = array("i", [step.target for step in steps])
@@ -226,6 +236,12 @@ class NativeForward:
         if sink_windows:
             num_angles = max(map(self._write_sink_window, range(num_seqs), sink_windows, kv_len))
             sequences.sink_windows = ctypes.addressof(self._sink_windows)
+        self._point_at_tables(rows, num_blocks)
+        return num_tokens, num_angles
+
+    def _point_at_tables(self, rows: Sequence[int], num_blocks: int) -> None:
+        """Have the step read these rows of the block tables, up to ``num_blocks`` entries."""
+        sequences, num_seqs = self._arguments.seqs, len(rows)
         if num_seqs == 1:
             sequences.table_stride = self._table_stride
             sequences.group_stride = self._group_stride
@@ -235,7 +251,6 @@ class NativeForward:
             sequences.table_stride = num_blocks
             sequences.group_stride = num_seqs * num_blocks
             sequences.block_table = self._step_tables.ctypes.data
-        return num_tokens, num_angles
 
     def _write_sink_window(self, index: int, of: StepSinkWindow | None, num_slots: int) -> int:
         """Write the sink window of a sequence; return the positions that rope tables must have."""
@@ -251,6 +266,10 @@ class NativeForward:
         )
         target.turn, target.left_out = sink_window.turn, of.left_out
         return sink_window.num_angles(num_slots + of.left_out)
+
+    def _step(self, num_positions: int) -> None:
+        """Run the step that is written; rope tables must have ``num_positions``."""
+        self.program.step(self._arguments, num_positions)
 
     def _write_sampling(self, sampling: SampledRows) -> None:
         """Write which rows are sampled, and their parameters."""
@@ -284,7 +303,7 @@ class NativeForward:
         self._logits_at[:count] = array("Q", range(first, first + count * stride, stride))
         self._arguments.num_out, self._arguments.head_only = count, 1
         self._arguments.num_multi_steps = 1
-        self.program.step(self._arguments, 0)
+        self._step(0)
         return self._logits[:count]
 
     def hidden_states(self, depth: int) -> np.ndarray:

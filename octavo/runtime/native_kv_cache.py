@@ -59,6 +59,11 @@ class NativeBlocks:
         return self.num_blocks * self.block_bytes
 
     @property
+    def memory_range(self) -> tuple[int, int]:
+        """Address and size of all blocks."""
+        return self._data.ctypes.data, self._data.nbytes
+
+    @property
     def host_blocks(self) -> np.ndarray:
         """See :meth:`octavo.runtime.forward.KVBlocks.host_blocks`."""
         return self._data[self.num_blocks :].reshape(-1, self.block_bytes)
@@ -80,7 +85,9 @@ class NativeBlocks:
     def wait(self) -> None:
         """See :meth:`octavo.runtime.forward.KVBlocks.wait`."""
 
-    def _layout(self, kv_format: int, num_kv_heads: int, head_dim: int) -> KVLayout:
+    def _layout(
+        self, kv_format: int, num_kv_heads: int, head_dim: int, head_bytes: int = 0
+    ) -> KVLayout:
         return KVLayout(
             kv_format,
             num_kv_heads,
@@ -89,6 +96,7 @@ class NativeBlocks:
             self.block_bytes,
             [self._data[0, place].ctypes.data for _, place in self._groups.places],
             [group for group, _ in self._groups.places],
+            head_bytes,
             None if self.states is None else self.states.layout(),
         )
 
@@ -129,7 +137,12 @@ class NativeKVCache(NativeBlocks):
     def layout(self) -> KVLayout:
         """Return the addresses of each layer's KV for the kernels, valid as long as the cache."""
         memory = self._memory
-        return self._layout(memory.kv_format, memory.num_kv_heads, memory.head_dim)
+        return self._layout(
+            memory.kv_format,
+            memory.num_kv_heads,
+            memory.head_dim,
+            memory.layer_bytes // memory.num_kv_heads,
+        )
 
     def move(self, block_ids: Sequence[int], sources: Sequence[int], target: int) -> None:
         """See :meth:`octavo.runtime.forward.KVBlocks.move`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,13 +16,16 @@ from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import PackedWeights
 from octavo.kernels.cpu.program import KVLayout, Program
 from octavo.kernels.dispatch import Ops, create_ops
-from octavo.kernels.fused_ops import WeightRef
+from octavo.kernels.division import Division
+from octavo.kernels.fused_ops import WeightRef, matrices_of
 from octavo.kernels.fuser import fuse
 from octavo.kernels.op_arguments import RopeArguments, RowNorm
+from octavo.kernels.parts import Part
 from octavo.kernels.recorder import KVRef, RopeTable, StateRef, Tape, Value
 from octavo.layers.module import Module, named_parameters
 
 if TYPE_CHECKING:
+    from octavo.kernels.cpu.group import ShmGroup
     from octavo.models.registry import CausalLM
     from octavo.quantization.base import Weight
 
@@ -115,6 +118,16 @@ class StepPlan:
         for op in self.ops:
             yield from matrices_of(op)
 
+    def rows_of(self, part: Part) -> dict[str, range]:
+        """Return the rows of each matrix that a rank reads."""
+        rows: dict[str, range] = {}
+        for matrix, read in Division(self.ops, part).matrices(self.ops):
+            known = rows.setdefault(self.name_of(matrix), read)
+            rows[self.name_of(matrix)] = range(
+                min(known.start, read.start), max(known.stop, read.stop)
+            )
+        return rows
+
     def gathered(self) -> set[str]:
         """Return the names of matrices of which a step reads only some rows: untied embeddings."""
         tables: set[str] = set()
@@ -123,27 +136,6 @@ class StepPlan:
             names = tables if isinstance(op, fused_ops.FusedEmbedding) else multiplied
             names.update(map(self.name_of, matrices_of(op)))
         return tables - multiplied
-
-
-def matrices_of(op: fused_ops.FusedOp) -> Iterator[WeightRef]:
-    """Yield the matrices that a fused op multiplies with or reads rows of."""
-    for together in products_of(op):
-        yield from together
-
-
-def products_of(op: fused_ops.FusedOp) -> Iterator[Sequence[WeightRef]]:
-    """Yield the matrices of a fused op, those together that multiply the same rows."""
-    if isinstance(op, fused_ops.FusedLinear):
-        yield [segment.weight for segment in op.segments]
-    elif isinstance(op, fused_ops.FusedExperts):
-        yield [matrix for expert in op.experts for matrix in (expert.gate, expert.up)]
-        yield [expert.down for expert in op.experts]
-    elif isinstance(op, fused_ops.FusedEmbedding):
-        yield [matrix for matrix in (op.weight, op.positions) if matrix is not None]
-    elif isinstance(op, fused_ops.FusedHead):
-        yield (op.weight,)
-    elif isinstance(op, fused_ops.FusedLatentAttention):
-        yield (op.kv_b,)
 
 
 def share_of(op: fused_ops.FusedOp) -> tuple[int, int] | None:
@@ -193,6 +185,11 @@ class NativeModel:
             for layer in layers
         )
 
+    def copied(self, part: Part, bind: Callable[[int, int], object]) -> NativeModel:
+        """Return the model with a copy of the packed weights that a rank reads, in memory that was
+        passed to ``bind`` (address, bytes) before."""
+        return replace(self, packed=self.packed.copied(self.plan.rows_of(part), bind))
+
     def create_program(
         self,
         library: Library,
@@ -200,11 +197,12 @@ class NativeModel:
         kv: KVLayout,
         max_tokens: int,
         kept: Collection[Value] = (),
+        group: ShmGroup | None = None,
     ) -> Program:
         """Create the program of a step on this model's weights; the values ``kept`` stay
-        readable after a step."""
+        readable after a step. Of a ``group``, it computes the part of its own rank."""
 
         def struct(matrix: WeightRef) -> abi.Weight:
             return self.packed.struct(self.plan.name_of(matrix))
 
-        return Program(self.plan.ops, library, pool, kv, struct, max_tokens, kept)
+        return Program(self.plan.ops, library, pool, kv, struct, max_tokens, kept, group=group)

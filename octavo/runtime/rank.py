@@ -9,7 +9,7 @@ rank.submit(batch)              starts a step, as an ``Executor`` of the core do
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from octavo.models.checkpoint import Checkpoint
     from octavo.models.registry import CausalLM
+    from octavo.runtime.followers import Followers
 
 Progress = Callable[[int, int], None]
 
@@ -61,6 +62,7 @@ class Rank:
         self.runner: ModelRunner | None = None
         self._depths: set[int] = set()
         self._ledger: MemoryLedger | None = None  # of a GPU, once the KV pool exists
+        self.followers: Followers | None = None  # processes of the other ranks of its group
 
     @classmethod
     def load(
@@ -189,6 +191,11 @@ class Rank:
         assert self._backend is not None, "hidden states must be requested before the start"
         self._depths.update(depths)
 
+    @property
+    def kept_depths(self) -> Set[int]:
+        """The depths whose hidden states steps keep."""
+        return self._depths
+
     def follow(self, follower: StepFollower) -> None:
         """Show every step to ``follower`` after it has been run."""
         self._started.follower = follower
@@ -232,6 +239,8 @@ class Rank:
     def close(self) -> None:
         """Release the KV pool and, with the last reference to it, the model."""
         self.runner = self.pool = None
+        if self.followers is not None:
+            self.followers.close()
         if self.spec.device != "cpu":
             gc.collect()  # a forward refers to itself; its memory must be free at once
 

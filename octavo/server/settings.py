@@ -6,24 +6,12 @@ Like there, the fields here are the one owner of names, defaults and help texts:
 
 from __future__ import annotations
 
-import os
 import signal
 from dataclasses import dataclass
 
 from octavo.base.errors import ConfigError
 from octavo.base.options import check_least, option, parse_duration
 from octavo.core.limits import DEFAULT_OUTPUT_TOKENS
-
-# Environment: one more key that clients may send.
-KEY_VARIABLE = "OCTAVO_API_KEY"
-ADMIN_KEY_VARIABLE = "OCTAVO_ADMIN_KEY"  # likewise, one more admin key
-
-
-def environment_without_keys() -> dict[str, str]:
-    """Return the environment for processes that the server starts, which need no key."""
-    keys = (KEY_VARIABLE, ADMIN_KEY_VARIABLE)
-    return {name: value for name, value in os.environ.items() if name not in keys}
-
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ from octavo.base.errors import ConfigError, MissingPackageError
 from octavo.base.gc_pause import no_collections
 from octavo.base.optional_deps import need_torch
 from octavo.runtime.capacity import Capacity, RankLimits, RankSpec
+from octavo.runtime.layout import AUTO
+from octavo.serving.one_rank import OneRank
 from octavo.serving.text_engine import TextEngine
 from octavo.settings.engine import (
     EngineArgs,
@@ -84,8 +87,10 @@ def load_engine(
         ConfigError: it does not fit the settings.
     """
     keep_openmp_patient()
-    with no_collections():
-        return _load_engine(args, progress, is_served, around_executor, meter)
+    with no_collections(), ExitStack() as on_error:
+        loaded = _load_engine(args, progress, is_served, around_executor, meter, on_error)
+        on_error.pop_all()
+        return loaded
 
 
 def _load_engine(
@@ -94,6 +99,7 @@ def _load_engine(
     is_served: bool,
     around_executor: Callable[[Executor], Executor] | None,
     meter: StepMeter | None,
+    on_error: ExitStack,
 ) -> LoadedEngine:
     import octavo.runtime.rank  # noqa: F401  (and numpy: all models need them)
 
@@ -109,7 +115,11 @@ def _load_engine(
         _log.warning("%s: %s", source.path, note)
     phases.end("tokenizer")
     spec = _rank_spec(args, model_config, source.path, notes_folder())
+    ranks = _open_ranks(args, spec, model_config)
+    on_error.callback(ranks.close)
+    spec = ranks.spec
     rank = source.load_rank(spec, progress)
+    ranks.load(rank)
     speculation = args.speculation()
     drafter = None
     if speculation is not None:
@@ -119,7 +129,9 @@ def _load_engine(
     capacity = _with_draft_kv(rank.capacity, drafter)
     config = resolve(args, capacity)
     limits = _rank_limits(config)
+    ranks.start(rank, limits)
     rank.start(limits, acceptance_of(args.speculation()))
+    ranks.wait_until_started(rank)
     proposer = drafter.start(limits) if drafter is not None else None
     store = _open_store(config, spec, rank, model_config, source.path)
     executor: Executor = rank
@@ -192,6 +204,16 @@ def _rank_spec(args: EngineArgs, model: ModelConfig, path: Path, packed_folder: 
             args, device, args.asked_model_len or model.max_position
         ),
     )
+
+
+def _open_ranks(args: EngineArgs, spec: RankSpec, model: ModelConfig) -> OneRank:
+    """Return the ranks of an engine: one, or those of a tensor-parallel group."""
+    asked = args.tensor_parallel_size
+    if asked == 1 or (asked == AUTO and spec.device != "cpu"):
+        return OneRank(spec)
+    from octavo.serving.rank_group import open_ranks
+
+    return open_ranks(asked, spec, model, args.model_impl)
 
 
 def _memory_info(capacity: Capacity, config: EngineConfig) -> dict[str, Any]:

@@ -302,7 +302,6 @@ class EngineArgs:
     def _refuse_unsupported(self) -> None:
         """Raise ConfigError for a setting that would have no effect; none is ignored."""
         for name, only in (
-            ("tensor_parallel_size", 1),
             ("pipeline_parallel_size", 1),
             ("data_parallel_size", 1),
             ("enable_expert_parallel", False),

@@ -199,7 +199,7 @@ def places(
     with_cpus = [node for node in nodes if node.cpus]
     num_cpus = sum(len(node.cpus) for node in with_cpus)
     total = machine.cpu().usable_cores if num_threads is None else num_threads
-    if num_ranks > min(total, num_cpus):
+    if num_ranks > total or (len(with_cpus) > 1 and num_ranks > num_cpus):
         raise ConfigError(
             f"{num_ranks} ranks need a thread and a processor each, and there are {total} threads "
             f"and {num_cpus} processors: lower tensor_parallel_size"

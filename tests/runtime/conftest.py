@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from loading import load_model
+from rank_threads import start_ranks
 
 from octavo.core.admission import StaticAdmission
 from octavo.core.block_manager import BlockManager
@@ -50,6 +51,8 @@ class Bench:
         groups: KVGroups | None = None,
         num_places: int = 0,
         state_slots: int = 0,
+        tp: int = 1,
+        activations: str = "auto",
         **limits: Any,
     ) -> Engine:
         limits = {"max_model_len": 128, "max_num_seqs": 16, **limits}
@@ -61,19 +64,22 @@ class Bench:
             kv_cache_dtype=kv_cache_dtype,
             block_size=block_size,
             threads=threads,
+            activations=activations,
         )
-        rank = Rank.of_model(spec, self.model, self.config)
-        rank.start(
-            RankLimits(
-                num_blocks,
-                scheduler_config.max_num_seqs,
-                scheduler_config.max_model_len,
-                scheduler_config.max_num_batched_tokens,
-                groups,
-                num_host_blocks=num_places,
-                num_state_slots=state_slots,
-            )
+        sizes = RankLimits(
+            num_blocks,
+            scheduler_config.max_num_seqs,
+            scheduler_config.max_model_len,
+            scheduler_config.max_num_batched_tokens,
+            groups,
+            num_host_blocks=num_places,
+            num_state_slots=state_slots,
         )
+        if tp == 1:
+            rank = Rank.of_model(spec, self.model, self.config)
+            rank.start(sizes)
+        else:
+            rank = start_ranks(tp, spec, self.model, self.config, sizes)
         windows = ONE_TABLE if groups is None else groups.windows
         host_cache = (
             HostKVCache(num_blocks, num_places, block_size, windows=windows) if num_places else None

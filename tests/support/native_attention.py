@@ -212,6 +212,7 @@ class Step:
             kv=cache.memory.ctypes.data,
             kv_block_bytes=cache.block_bytes,
             out=self.out.ctypes.data,
+            ldo=heads * dim,
             num_blocks=cache.num_blocks,
         )
         self.seqs = abi.Sequences(

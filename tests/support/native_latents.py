@@ -163,6 +163,7 @@ class Step:
             kv=cache.memory.ctypes.data,
             kv_block_bytes=cache.block_bytes,
             out=self.out.ctypes.data,
+            ldo=self.out[0].size,
             num_blocks=cache.num_blocks,
         )
         self.seqs = abi.Sequences(

@@ -23,12 +23,13 @@ from ctypes import (
 )
 from typing import Any
 
-OCT_ABI_VERSION = 13
+OCT_ABI_VERSION = 14
 
 OCT_OK = 0
 OCT_ERR_ARGUMENT = -1
 OCT_ERR_MEMORY = -2
 OCT_ERR_ABORTED = -3
+OCT_ERR_PEER = -4
 
 # Packed weight formats.
 OCT_W2S = 0
@@ -140,6 +141,7 @@ class Head(Structure):
     _fields_ = _fields(
         (c_void_p, "logits best_logit best_id"),
         (c_float, "softcap"),
+        (c_int32, "first_id"),
     )
 
 
@@ -187,6 +189,7 @@ class AttentionArgs(Structure):
         (c_void_p, "kv"),
         (c_int64, "kv_block_bytes"),
         (c_void_p, "out"),
+        (c_int64, "ldo"),
         (c_int32, "num_blocks group"),
     )
 
@@ -209,6 +212,7 @@ class LatentArgs(Structure):
         (c_void_p, "kv"),
         (c_int64, "kv_block_bytes"),
         (c_void_p, "out"),
+        (c_int64, "ldo"),
         (c_int32, "num_blocks group"),
     )
 
@@ -326,25 +330,31 @@ class Expert(Structure):
 
 class ExpertsArgs(Structure):
     _fields_ = _fields(
-        (c_int32, "hidden inner epilogue"),
+        (c_int32, "hidden inner first_hidden first_inner epilogue"),
         (c_float, "eps remainder_above inner_remainder_above"),
         (Routing, "routing"),
         (POINTER(Expert), "experts"),
-        (c_void_p, "in norm logits residual out loads"),  # "in": as of LinearArgs
+        (c_void_p, "in norm logits residual out loads inner_rows"),  # "in": as of LinearArgs
     )
 
 
 class Node(Structure):
     _fields_ = _fields(
-        (c_int32, "op reserved"),
+        (c_int32, "op meets"),
         (c_void_p, "args"),
     )
+
+
+class SharedHead(Structure):
+    _fields_ = _fields((c_void_p, "logits best_logits best_ids drawn"))
 
 
 class Program(Structure):
     _fields_ = _fields(
         (POINTER(Node), "nodes"),
         (c_int32, "num_nodes num_head_nodes vocab max_tokens"),
+        (c_void_p, "group"),
+        (SharedHead, "shared_head"),
     )
 
 
@@ -355,7 +365,7 @@ class Batch(Structure):
         (c_int32, "num_multi_steps num_out head_only"),
         (c_void_p, "out_rows logits"),
         (POINTER(Sample), "samples"),
-        (c_void_p, "logprobs probabilities tokens status row_finite"),
+        (c_void_p, "logprobs probabilities tokens status row_finite needs_logits"),
     )
 
 
@@ -372,6 +382,8 @@ STRUCTS: dict[str, type[Structure]] = {
 }
 
 _pool = c_void_p
+_group = c_void_p
+_int64s = POINTER(c_int64)
 _int32s = POINTER(c_int32)  # results of a few numbers, as in byref(c_int32())
 
 # Result, arguments. A library.Pool passes as a pool, byref(struct) as a pointer to a struct.
@@ -386,6 +398,16 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oct_pool_size": (c_int32, (_pool,)),
     "oct_pool_barrier_ns": (c_double, (_pool, c_int32)),
     "oct_abort": (None, (_pool,)),
+    "oct_group_bytes": (c_int64, (c_int32,)),
+    "oct_group_open": (_group, (c_void_p, c_int32, c_int32, c_int32)),
+    "oct_group_close": (None, (_group,)),
+    "oct_group_send": (c_int32, (_group, c_void_p, c_int32)),
+    "oct_group_receive": (c_int32, (_group, c_void_p, c_int32)),
+    "oct_group_abort": (None, (_group,)),
+    "oct_group_meet": (c_int32, (_group, c_int32)),
+    "oct_group_meet_ns": (c_double, (_group, c_int32)),
+    "oct_group_barrier_ns": (c_double, (_group, _pool, c_int32)),
+    "oct_group_counts": (None, (_group, _int64s, _int64s, _int64s)),
     "oct_packed_bytes": (c_int64, (c_int32, c_int32, c_int32, c_int32)),
     "oct_pack": (c_int32, (_pool, POINTER(Weight), c_void_p, c_void_p, c_void_p, c_void_p)),
     "oct_gguf_format": (c_int32, (c_int32, _int32s, _int32s)),
@@ -421,6 +443,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oct_experts_bytes": (c_int64, (c_int32, c_int32, c_int32, c_int32)),
     "oct_experts": (c_int32, (_pool, POINTER(ExpertsArgs), c_int32)),
     "oct_step": (c_int32, (_pool, POINTER(Program), POINTER(Batch))),
+    "oct_needed_logits": (None, (POINTER(Batch), c_void_p)),
     "oct_probe_products": (c_int64, (_pool, c_int32, c_int64)),
     "oct_probe_read": (c_int32, (_pool, c_void_p, c_int64)),
 }

@@ -21,6 +21,7 @@ from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.layout import TILE, latent_weight_format
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.fused_ops import FusedLatentAttention, WeightRef
+from octavo.kernels.parts import Part
 
 
 class HeadMatrices(NamedTuple):
@@ -40,12 +41,18 @@ class LatentWeights:
     """The matrices of a model's layers, made on first use and shared by programs that share packed
     weights."""
 
-    def __init__(self, packed: Callable[[WeightRef], abi.Weight], library: Library, pool: Pool):
-        self._packed, self._library, self._pool = packed, library, pool
+    def __init__(
+        self,
+        packed: Callable[[WeightRef], abi.Weight],
+        library: Library,
+        pool: Pool,
+        part: Part,
+    ):
+        self._packed, self._library, self._pool, self._part = packed, library, pool, part
         self._made: dict[int, HeadMatrices] = {}  # by the layer
 
     def of(self, op: FusedLatentAttention) -> HeadMatrices:
-        """The matrices of a layer, from a ``kv_b`` in any packed format."""
+        """The matrices of the rank's heads of a layer, from a ``kv_b`` in any packed format."""
         if op.layer not in self._made:
             self._made[op.layer] = self._make(op)
         return self._made[op.layer]
@@ -56,7 +63,8 @@ class LatentWeights:
         library.check(library.lib.oct_unpack(self._pool, ctypes.byref(packed), floats.ctypes.data))
         num_heads, query_dim = op.q.shape
         nope_dim = query_dim - op.rope.rotary_dim
-        heads, format = floats.reshape(num_heads, -1, packed.k), latent_weight_format(packed.format)
+        mine, format = self._part.of_heads(num_heads), latent_weight_format(packed.format)
+        heads = floats.reshape(num_heads, -1, packed.k)[mine.start : mine.stop]
         return HeadMatrices(
             format,
             as_read(heads[:, :nope_dim], format),

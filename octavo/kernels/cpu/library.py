@@ -19,7 +19,7 @@ import weakref
 from pathlib import Path
 from types import TracebackType
 
-from octavo.base.errors import ConfigError, EngineError
+from octavo.base.errors import ConfigError, EngineError, PeerEndedError, StepAbortedError
 from octavo.kernels.cpu import abi
 from octavo.system import machine
 
@@ -89,7 +89,9 @@ class Library:
         if code >= 0:
             return code
         if code == abi.OCT_ERR_ABORTED:
-            raise EngineError("the native call was aborted")
+            raise StepAbortedError("the native call was aborted")
+        if code == abi.OCT_ERR_PEER:
+            raise PeerEndedError(self.last_error())
         if code == abi.OCT_ERR_MEMORY:
             raise MemoryError(self.last_error())
         raise EngineError(f"native kernels ({self.isa}): {self.last_error()}")

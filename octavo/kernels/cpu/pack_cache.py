@@ -30,6 +30,7 @@ import mmap
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,7 @@ def open_or_pack(
     *,
     home: Path | None = None,
     gathered: Set[str] = frozenset(),
+    rows: Mapping[str, range] = MappingProxyType({}),
     progress: Progress | None = None,
 ) -> PackedWeights:
     """Return the packed form of a model's ``weights``, by name; ``files`` are the model's files.
@@ -75,6 +77,8 @@ def open_or_pack(
     ``gathered``: weights of which steps read some rows only. They are not packed if rows can be
     read from the model's file as it is.
     ``home``: a folder of octavo's own; without one, nothing is written.
+    ``rows``: those that will be read of each weight, all by default. Where nothing is written, the
+    others are not packed, and take no memory.
     ``progress`` is called with (bytes packed, bytes in all) if weights are packed.
     """
     stored = as_stored({name: weights[name] for name in gathered}, library)
@@ -82,8 +86,8 @@ def open_or_pack(
     entries, size = lay_out(weights, library)
     advise(weights, entries)
 
-    def pack(memory: np.ndarray) -> None:
-        pack_all(weights, entries, memory, library, pool, progress)
+    def pack(memory: np.ndarray, rows: Mapping[str, range] = MappingProxyType({})) -> None:
+        pack_all(weights, entries, memory, library, pool, progress, rows)
 
     named = named_home()
     home = named or home
@@ -97,7 +101,7 @@ def open_or_pack(
             memory = _write_any(places, entries, files, seals, pool.size, size, pack)
     if memory is None:
         memory = aligned(size)
-        pack(memory)
+        pack(memory, rows)
     return PackedWeights(memory, entries, stored)
 
 

@@ -21,6 +21,7 @@ from octavo.kernels.cpu.mapped_memory import let_go
 from octavo.kernels.cpu.packing import (
     ALIGNMENT,
     PackedFormat,
+    aligned,
     in_place,
     pack_into,
     packed_format,
@@ -53,6 +54,25 @@ class PackedWeights:
     @property
     def num_bytes(self) -> int:
         return sum(spec.num_bytes for spec, _ in self._entries.values())
+
+    def copied(
+        self, rows: Mapping[str, range], bind: Callable[[int, int], object]
+    ) -> PackedWeights:
+        """Return a copy of some rows of each weight, at their offsets: the rest takes no memory.
+
+        ``bind``: called with the address and the size of the copy before it is written.
+        """
+        memory = aligned(len(self._memory))
+        bind(memory.ctypes.data, memory.nbytes)
+        for name, (spec, offset) in self._entries.items():
+            tile_bytes = spec.columns_at // -(-spec.n // TILE)
+            tiles = range(rows[name].start // TILE, -(-rows[name].stop // TILE))
+            for begin, end in (
+                (tiles.start * tile_bytes, tiles.stop * tile_bytes),
+                (spec.columns_at, spec.num_bytes),
+            ):
+                memory[offset + begin : offset + end] = self._memory[offset + begin : offset + end]
+        return PackedWeights(memory, self._entries, self._stored)
 
     def struct(self, name: str) -> abi.Weight:
         """The struct of a weight for the kernels; valid as long as this object."""
@@ -106,8 +126,11 @@ def pack_all(
     library: Library,
     pool: Pool,
     progress: Progress | None,
+    rows: Mapping[str, range] = MappingProxyType({}),
 ) -> None:
-    """Pack every weight into its place; ``memory`` (uint8) begins at a multiple of 64 bytes.
+    """Pack every weight, or only some ``rows`` of it, into its place.
+
+    ``memory`` (uint8) begins at a multiple of 64 bytes.
 
     Weights are packed in pieces, whose memory is released at once: only a piece of a mapped file is
     resident at a time, instead of the largest matrix or all that has been packed.
@@ -116,11 +139,13 @@ def pack_all(
     for name, (spec, offset) in entries.items():
         if spec.is_reordered:
             write_columns(weights[name], spec, memory[offset:])
-        for rows, piece in _pieces(weights[name], spec, library):
-            packed = memory[offset : offset + piece.num_bytes]
-            pack_into(rows, piece, packed.ctypes.data, library, pool)
-            for memory_of_file in (*rows.mapped, packed):
-                let_go(memory_of_file)
+        wanted = rows.get(name, range(spec.n))
+        for begin, part, piece in _pieces(weights[name], spec, library):
+            if begin < wanted.stop and wanted.start < begin + piece.n:
+                packed = memory[offset : offset + piece.num_bytes]
+                pack_into(part, piece, packed.ctypes.data, library, pool)
+                for memory_of_file in (*part.mapped, packed):
+                    let_go(memory_of_file)
             offset += piece.num_bytes
             done += piece.num_bytes
             if progress is not None:
@@ -129,12 +154,12 @@ def pack_all(
 
 def _pieces(
     weight: Weight, spec: PackedFormat, library: Library
-) -> Iterator[tuple[Weight, PackedFormat]]:
-    """Cut a weight into whole tiles of rows; concatenated, the packed pieces are the packed
-    weight."""
+) -> Iterator[tuple[int, Weight, PackedFormat]]:
+    """Cut a weight into whole tiles of rows, each with the number of its first; concatenated, the
+    packed pieces are the packed weight."""
     row_bytes = max(weight.nbytes // spec.n, 1)
     step = max(_PIECE_BYTES // row_bytes // TILE, 1) * TILE
     for begin in range(0, spec.n, step):
         rows = min(step, spec.n - begin)
         piece = plain_format(spec.format, rows, spec.k, spec.group, library)
-        yield weight.narrow(begin, begin + rows), piece
+        yield begin, weight.narrow(begin, begin + rows), piece

@@ -11,17 +11,24 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from octavo.kernels import fused_ops
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.latent_weights import LatentWeights
+from octavo.kernels.cpu.layout import TILE, experts_bytes
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.recurrence import StateLayout, recurrence_struct
+from octavo.kernels.division import Division, HeadSlice, head_slices
 from octavo.kernels.fused_ops import FusedNorm, FusedOp, WeightRef
+from octavo.kernels.parts import WHOLE
 from octavo.kernels.recorder import RopeTable, Value
 from octavo.kernels.routing import CLAMPED_SWIGLU, ExpertWeights, Routing
+
+if TYPE_CHECKING:
+    from octavo.kernels.cpu.group import ShmGroup
 
 _EPILOGUES = {
     None: abi.OCT_EPI_NONE,
@@ -62,6 +69,7 @@ class KVLayout:
     block_bytes: int  # from one block to the next
     layers: list[int]  # the address of each layer's part of the first block
     groups: list[int]  # the group of each layer, whose block tables it uses
+    head_bytes: int = 0  # from one KV head of a block to the next
     states: StateLayout | None = None  # of recurrent layers
 
 
@@ -83,15 +91,19 @@ class Program:
         max_tokens: int,
         kept: Collection[Value] = (),
         latent_weights: LatentWeights | None = None,
+        group: ShmGroup | None = None,
     ):
-        self.library, self.pool = library, pool
+        self.library, self.pool, self.group = library, pool, group
+        self._division = Division(ops, WHOLE if group is None else group.part)
         self.ops, self.num_ops = ops, len(ops)
         self.max_tokens = max_tokens
         head = ops[-1]
         assert isinstance(head, fused_ops.FusedHead)
         self.vocab_size = head.weight.shape[0]
         self._packed = packed
-        self._latent_weights = latent_weights or LatentWeights(packed, library, pool)
+        self._latent_weights = latent_weights or LatentWeights(
+            packed, library, pool, self._division.part
+        )
         self.kv = kv
         self._kept: list[object] = []  # what the structs point to
         self._tables: list[tuple[abi.AttentionArgs | abi.LatentArgs, RopeTable]] = []
@@ -100,14 +112,12 @@ class Program:
         self.seconds = 0.0  # spent in steps so far
         # For each op of experts, the tokens that each expert has processed so far: int64 [E].
         self.expert_loads: list[np.ndarray] = []
-        self._buffers = _Arena(ops, max_tokens, kept)
-        nodes = (abi.Node * len(ops))()
-        for node, op in zip(nodes, ops, strict=True):
-            node.op, arguments = self._arguments(op)
-            self._kept.append(arguments)
-            node.args = ctypes.addressof(arguments)
-        self._struct = abi.Program(nodes, len(ops), 1, self.vocab_size, max_tokens)
-        self._kept.append(nodes)
+        self._buffers = _Arena(ops, max_tokens, kept, self._division, group)
+        made = [node for op in ops for node in self._nodes(op)]
+        self._nodes_array = (abi.Node * len(made))(*made)
+        self._struct = abi.Program(
+            self._nodes_array, len(made), 1, self.vocab_size, max_tokens, *self._shared_head()
+        )
 
     def exit_after(self, num_layers: int) -> Program:
         """The program of the first layers and the head, with the same weights and KV cache."""
@@ -120,6 +130,7 @@ class Program:
             self._packed,
             self.max_tokens,
             latent_weights=self._latent_weights,
+            group=self.group,
         )
 
     def step(self, batch: abi.Batch, max_seq_len: int) -> None:
@@ -145,8 +156,7 @@ class Program:
         """Yields every packed matrix that a step uses, with the op (OCT_OP_*) that reads it and,
         for experts, the number of experts that a token uses and of all. Latent attention has its
         own layout (``latent_weights.py``), so its struct has no data."""
-        for index in range(self.num_ops):
-            node = self._struct.nodes[index]
+        for node in self._nodes_array:
             if node.op == abi.OCT_OP_EMBED:
                 embed = ctypes.cast(node.args, _EMBED).contents
                 yield node.op, embed.table, None
@@ -183,26 +193,47 @@ class Program:
         self._cos_sin = tables
         self._num_positions = min((table.shape[0] for table in tables), default=num_positions)
 
-    def _arguments(self, op: FusedOp) -> tuple[int, ctypes.Structure]:
+    def _shared_head(self) -> tuple[int | None, abi.SharedHead]:
+        """Return the group, and memory for what its ranks share besides activations."""
+        group = self.group
+        if group is None:
+            return None, abi.SharedHead()
+        rows, padded = self.max_tokens, -(-self.vocab_size // TILE) * TILE
+        counts = rows * padded, rows * group.size, rows * group.size, 1 + rows
+        arrays = [group.allocate(4 * count) for count in counts]
+        self._kept += arrays
+        return group.handle, abi.SharedHead(*(array.ctypes.data for array in arrays))
+
+    def _nodes(self, op: FusedOp) -> Iterator[abi.Node]:
+        """Yield the nodes of an op; behind the last one the ranks of a group may have to meet."""
+        made = list(self._arguments(op))
+        self._kept += [arguments for _, arguments in made]
+        for index, (code, arguments) in enumerate(made, 1):
+            meets = index == len(made) and self._division.meets(op)
+            yield abi.Node(code, meets, ctypes.addressof(arguments))
+
+    def _arguments(self, op: FusedOp) -> Iterator[tuple[int, ctypes.Structure]]:
         match op:
             case fused_ops.FusedEmbedding():
-                return abi.OCT_OP_EMBED, self._embed(op)
+                yield abi.OCT_OP_EMBED, self._embed(op)
             case fused_ops.FusedLinear():
-                return abi.OCT_OP_LINEAR, self._linear(op)
+                yield abi.OCT_OP_LINEAR, self._linear(op)
             case fused_ops.FusedAttention():
-                return abi.OCT_OP_ATTENTION, self._attention(op)
+                heads, group = op.q.shape[0], op.q.shape[0] // op.k.shape[0]
+                for each in head_slices(self._division.part.of_heads(heads), group):
+                    yield abi.OCT_OP_ATTENTION, self._attention(op, each)
             case fused_ops.FusedRows():
-                return abi.OCT_OP_ROWS, self._rows(op)
+                yield abi.OCT_OP_ROWS, self._rows(op)
             case fused_ops.FusedCheck():
-                return abi.OCT_OP_CHECK, abi.CheckArgs(x=self._at(op.source), width=op.source.width)
+                yield abi.OCT_OP_CHECK, abi.CheckArgs(x=self._at(op.source), width=op.source.width)
             case fused_ops.FusedHead():
-                return abi.OCT_OP_HEAD, self._head(op)
+                yield abi.OCT_OP_HEAD, self._head(op)
             case fused_ops.FusedLatentAttention():
-                return abi.OCT_OP_LATENT, self._latent(op)
+                yield abi.OCT_OP_LATENT, self._latent(op)
             case fused_ops.FusedExperts():
-                return abi.OCT_OP_EXPERTS, self._experts(op)
+                yield abi.OCT_OP_EXPERTS, self._experts(op)
             case fused_ops.FusedRecurrence():
-                return recurrence_struct(op, self._at, self._constant, self.kv.states)
+                yield recurrence_struct(op, self._at, self._constant, self.kv.states)
 
     def _embed(self, op: fused_ops.FusedEmbedding) -> abi.EmbedArgs:
         arguments = abi.EmbedArgs(
@@ -222,28 +253,29 @@ class Program:
             if op.added_norm is not None:
                 arguments.add_norm = self._constant(op.added_norm.weight)
                 arguments.add_eps = op.added_norm.eps
-        for target, segment in zip(arguments.segments, op.segments, strict=False):
-            target.weight = self._packed(segment.weight)
-            target.bias = self._constant(segment.bias)
-            is_written = target is arguments.segments[0] or op.activation is None
+        for index, segment in enumerate(op.segments):
+            target, rows = arguments.segments[index], self._division.rows(op, index)
+            target.weight = self._some_rows(segment.weight, rows)
+            target.bias = self._constant(segment.bias, rows)
             target.ldy = segment.weight.shape[0]
-            if is_written or segment is op.segments[0]:
-                target.y = self._at(segment.out)
+            if index == 0 or op.activation is None:
+                target.y = self._at(segment.out, rows.start)
         arguments.num_segments = len(op.segments)
         arguments.epilogue = _EPILOGUES[op.activation]
         if op.residual is not None:
             arguments.epilogue = abi.OCT_EPI_RESIDUAL
             arguments.scale = op.scale or 0.0
-            arguments.residual = self._at(op.residual)
+            arguments.residual = self._at(op.residual, self._division.rows(op, 0).start)
         return arguments
 
     def _head(self, op: fused_ops.FusedHead) -> abi.LinearArgs:
         arguments = self._input(op.source, op.norm, op.remainder_above)
-        arguments.segments[0].weight = self._packed(op.weight)
+        rows = self._division.of_rows(self.vocab_size)
+        arguments.segments[0].weight = self._some_rows(op.weight, rows)
         arguments.num_segments = 1
         arguments.epilogue = abi.OCT_EPI_HEAD
         arguments.scale = op.scale or 0.0
-        head = abi.Head(softcap=op.softcap or 0.0)
+        head = abi.Head(softcap=op.softcap or 0.0, first_id=rows.start)
         self._kept.append(head)
         arguments.head = ctypes.pointer(head)
         return arguments
@@ -259,28 +291,33 @@ class Program:
             arguments.norm, arguments.eps = self._constant(norm.weight), norm.eps
         return arguments
 
-    def _attention(self, op: fused_ops.FusedAttention) -> abi.AttentionArgs:
+    def _attention(self, op: fused_ops.FusedAttention, heads: HeadSlice) -> abi.AttentionArgs:
         kv, q, k, v = self.kv, op.q, op.k, op.v
         assert q.shape[-1] == k.shape[-1] == v.shape[-1] <= kv.head_dim
+        size = q.shape[-1]
+        before = self._division.part.of_kv_heads(q.shape[0], k.shape[0]).start
         arguments = abi.AttentionArgs(
-            num_heads=q.shape[0],
-            num_kv_heads=kv.num_kv_heads,
+            num_heads=heads.num_heads,
+            num_kv_heads=heads.num_kv_heads,
             head_dim=kv.head_dim,
-            head_size=q.shape[-1],
+            head_size=size,
             kv_format=kv.format,
             window=op.window or 0,
             scale=op.scale,
             softcap=op.softcap or 0.0,
-            sinks=self._constant(op.sinks),
-            q=self._at(q),
-            k=self._at(k),
-            v=self._at(v),
+            sinks=self._constant(
+                op.sinks, range(heads.first_head, heads.first_head + heads.num_heads)
+            ),
+            q=self._at(q, heads.first_head * size),
+            k=self._at(k, heads.first_kv_head * size),
+            v=self._at(v, heads.first_kv_head * size),
             ldq=q.width,
             ldk=k.width,
             ldv=v.width,
-            kv=kv.layers[op.layer],
+            kv=kv.layers[op.layer] + (heads.first_kv_head - before) * kv.head_bytes,
             kv_block_bytes=kv.block_bytes,
-            out=self._at(op.out),
+            out=self._at(op.out, heads.first_head * size),
+            ldo=op.out.width,
             num_blocks=kv.num_blocks,
             group=kv.groups[op.layer],
         )
@@ -298,13 +335,14 @@ class Program:
         kv, (num_heads, query_dim) = self.kv, op.q.shape
         rope_dim, rank = op.rope.rotary_dim, op.norm.weight.shape[0]
         nope_dim = query_dim - rope_dim
-        up = self._latent_weights.of(op)
+        up, heads = self._latent_weights.of(op), self._division.part.of_heads(num_heads)
+        value_dim = op.out.width // num_heads
         arguments = abi.LatentArgs(
-            num_heads=num_heads,
+            num_heads=len(heads),
             rank=rank,
             rope_dim=rope_dim,
             nope_dim=nope_dim,
-            value_dim=op.out.width // num_heads,
+            value_dim=value_dim,
             kv_format=kv.format,
             rope_interleaved=op.interleaved,
             weight_format=up.format,
@@ -313,13 +351,14 @@ class Program:
             norm=self._constant(op.norm.weight),
             key_up=up.keys.ctypes.data,
             value_up=up.values.ctypes.data,
-            q=self._at(op.q),
+            q=self._at(op.q, heads.start * query_dim),
             ckv=self._at(op.ckv),
             ldq=op.q.width,
             ldckv=op.ckv.width,
             kv=kv.layers[op.layer],
             kv_block_bytes=kv.block_bytes,
-            out=self._at(op.out),
+            out=self._at(op.out, heads.start * value_dim),
+            ldo=op.out.width,
             num_blocks=kv.num_blocks,
             group=kv.groups[op.layer],
         )
@@ -327,13 +366,26 @@ class Program:
         return arguments
 
     def _experts(self, op: fused_ops.FusedExperts) -> abi.ExpertsArgs:
-        experts = (abi.Expert * len(op.experts))(*map(self._expert, op.experts))
+        hidden, inner = op.out.width, op.experts[0].gate.shape[0]
+        outputs, between, inner_rows = range(hidden), range(inner), None
+        if self.group is not None and self._division.experts_are_divided(op):
+            outputs, between = self._division.of_rows(hidden), self._division.of_rows(inner)
+            rows = self.group.allocate(
+                experts_bytes(hidden, inner, op.routing.top_k, self.max_tokens)
+            )
+            self._kept.append(rows)
+            inner_rows = rows.ctypes.data
+        experts = (abi.Expert * len(op.experts))(
+            *(self._expert(expert, between, outputs) for expert in op.experts)
+        )
         loads = np.zeros(len(experts), dtype=np.int64)
         self._kept += [experts, loads]
         self.expert_loads.append(loads)
         arguments = abi.ExpertsArgs(
-            hidden=op.source.width,
-            inner=op.experts[0].gate.shape[0],
+            hidden=hidden,
+            inner=inner,
+            first_hidden=outputs.start,
+            first_inner=between.start,
             epilogue=_EPILOGUES[op.activation],
             remainder_above=op.remainder_above,
             inner_remainder_above=op.inner_remainder_above,
@@ -343,6 +395,7 @@ class Program:
             residual=None if op.residual is None else self._at(op.residual),
             out=self._at(op.out),
             loads=loads.ctypes.data,
+            inner_rows=inner_rows,
         )
         setattr(arguments, "in", self._at(op.source))
         if op.norm is not None:
@@ -350,9 +403,12 @@ class Program:
         self.library.check(self.library.lib.oct_check_experts(ctypes.byref(arguments)))
         return arguments
 
-    def _expert(self, expert: ExpertWeights) -> abi.Expert:
+    def _expert(self, expert: ExpertWeights, between: range, outputs: range) -> abi.Expert:
+        rows = between, between, outputs
         biases = expert.gate_bias, expert.up_bias, expert.down_bias
-        return abi.Expert(*map(self._packed, expert.matrices), *map(self._constant, biases))
+        return abi.Expert(
+            *map(self._some_rows, expert.matrices, rows), *map(self._constant, biases, rows)
+        )
 
     def _routing(self, routing: Routing, correction: np.ndarray | None) -> abi.Routing:
         return abi.Routing(
@@ -387,51 +443,87 @@ class Program:
             arguments.b = self._at(op.b)
         return arguments
 
-    def _at(self, value: Value) -> int:
-        return self._buffers.address(value)
+    def _some_rows(self, weight: WeightRef, rows: range) -> abi.Weight:
+        """The struct of some rows of a packed matrix, which begin with a tile."""
+        struct = self._packed(weight)
+        if len(rows) < struct.n:
+            tile_bytes = self.library.lib.oct_packed_bytes(
+                struct.format, TILE, struct.k, struct.group
+            )
+            assert rows.start % TILE == 0
+            struct.data += rows.start // TILE * self.library.check(tile_bytes)
+            struct.n = len(rows)
+        return struct
 
-    def _constant(self, values: np.ndarray | None) -> int | None:
-        """Address of a small array, in float32, that is kept as long as the program."""
+    def _at(self, value: Value, column: int = 0) -> int:
+        return self._buffers.address(value) + 4 * column
+
+    def _constant(self, values: np.ndarray | None, rows: range | None = None) -> int | None:
+        """Address of a small array, or of some rows of it, in float32, that is kept as long as the
+        program."""
         if values is None:
             return None
         values = np.ascontiguousarray(values, dtype=np.float32)
+        if rows is not None:
+            values = values[rows.start : rows.stop]
         self._kept.append(values)
         return values.ctypes.data
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A place in memory for values of one width, in the rank's own memory or in shared one."""
+
+    is_shared: bool
+    width: int
+    offset: int
 
 
 class _Arena:
     """Memory for the activations of ``max_tokens`` tokens, shared by values in turn.
 
-    It is zero-initialized lazily, and resident only as far as steps have used it.
+    It is zero-initialized lazily, and resident only as far as steps have used it. Values that ranks
+    share lie in the memory of their group, at the same offsets in each.
     """
 
-    def __init__(self, ops: Sequence[FusedOp], max_tokens: int, kept: Collection[Value]):
+    def __init__(
+        self,
+        ops: Sequence[FusedOp],
+        max_tokens: int,
+        kept: Collection[Value],
+        division: Division,
+        group: ShmGroup | None,
+    ):
         self._max_tokens = max_tokens
-        offsets: list[int] = []
-        free: dict[int, list[int]] = defaultdict(list)  # places by the width they were made for
-        widths: list[int] = []
-        size = 0
+        free: dict[tuple[bool, int], list[_Place]] = defaultdict(list)
+        sizes = {False: 0, True: 0}
 
-        def allocate(value: Value) -> int:
-            nonlocal size
-            if free[value.width]:
-                return free[value.width].pop()
-            offsets.append(size)
-            widths.append(value.width)
+        def allocate(value: Value) -> _Place:
+            kind = division.is_shared(value), value.width
+            if free[kind]:
+                return free[kind].pop()
+            place = _Place(*kind, sizes[kind[0]])
             # Padded by a cache line, so that rows of different buffers do not share cache sets.
-            size += -(-max_tokens * value.width * 4 // _ALIGNMENT) * _ALIGNMENT + _ALIGNMENT
-            return len(offsets) - 1
+            size = -(-max_tokens * value.width * 4 // _ALIGNMENT) * _ALIGNMENT + _ALIGNMENT
+            sizes[place.is_shared] += size
+            return place
 
-        self._places = fused_ops.place(ops, allocate, lambda p: free[widths[p]].append(p), kept)
-        self._offsets = offsets
-        self._memory = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
-        self._base = -(-self._memory.ctypes.data // _ALIGNMENT) * _ALIGNMENT
+        def release(place: _Place) -> None:
+            free[place.is_shared, place.width].append(place)
+
+        self._places = fused_ops.place(ops, allocate, release, kept, division)
+        own = np.zeros(sizes[False] + _ALIGNMENT, dtype=np.uint8)
+        self._memory = {False: own[-own.ctypes.data % _ALIGNMENT :]}
+        if group is not None:
+            self._memory[True] = group.allocate(sizes[True])
+        self._base = {kind: memory.ctypes.data for kind, memory in self._memory.items()}
 
     def address(self, value: Value) -> int:
-        return self._base + self._offsets[self._places[value.source]]
+        place = self._places[value.source]
+        return self._base[place.is_shared] + place.offset
 
     def array(self, value: Value) -> np.ndarray:
-        start = self.address(value) - self._memory.ctypes.data
+        place = self._places[value.source]
         count = self._max_tokens * value.width * 4
-        piece = self._memory[start : start + count].view(np.float32)
-        return piece.reshape(self._max_tokens, value.width)
+        piece = self._memory[place.is_shared][place.offset : place.offset + count]
+        return piece.view(np.float32).reshape(self._max_tokens, value.width)

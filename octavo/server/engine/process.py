@@ -12,8 +12,8 @@ from typing import Any
 
 from octavo.server.engine.in_flight_record import InFlightRecord
 from octavo.server.engine.wire import encode_message
-from octavo.server.settings import environment_without_keys
 from octavo.settings.engine import EngineArgs
+from octavo.system.child_process import environment_without_keys
 from octavo.system.machine import KILL
 
 # The module that the engine's process runs.

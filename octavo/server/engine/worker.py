@@ -10,7 +10,6 @@ whatever it is doing: the server has gone.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import faulthandler
 import gc
@@ -51,7 +50,8 @@ from octavo.serving.loop import EngineLoop
 from octavo.serving.outputs import Delta
 from octavo.serving.text_engine import SampleGroup, TextEngine, metrics_of
 from octavo.settings.engine import EngineArgs
-from octavo.system.machine import KILL, has_parent_death_signal, without_blas_threads
+from octavo.system.child_process import end_with_parent
+from octavo.system.machine import without_blas_threads
 
 _log = logging.getLogger("octavo")
 
@@ -62,8 +62,6 @@ FAULTS_VARIABLE = "OCTAVO_FAULTS"
 _SUSPICIOUS_ERRORS = 8
 _PROBE = "octavo-probe"
 _BEFORE_ALL = -(2**31)  # a priority
-
-_PR_SET_PDEATHSIG = 1
 
 
 class EngineWorker:
@@ -305,7 +303,8 @@ def _stats(group: SampleGroup) -> tuple[Any, ...]:
 
 def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     """Serve the other end of a socket; returns the exit status."""
-    _end_with_the_server()
+    # Where the system cannot do that, `_pass_on` does it, as soon as a thread can run.
+    end_with_parent()
     faulthandler.enable()  # SIGABRT, with which the server ends a process that hangs, shows where
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which tells us
     handler = logging.StreamHandler()
@@ -339,16 +338,6 @@ def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     send({"ev": "ready", "facts": dataclasses.asdict(facts)})
     worker.run()
     return 0
-
-
-def _end_with_the_server() -> None:
-    """Have the system end this process together with its parent, even if this one hangs.
-
-    Where the system cannot do that, the end of the connection does it, in `_pass_on`, as soon as
-    a thread can run.
-    """
-    if has_parent_death_signal():
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, KILL)
 
 
 def _receive(connection: socket.socket) -> Iterator[Message]:

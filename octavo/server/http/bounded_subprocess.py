@@ -16,7 +16,7 @@ from typing import Any
 
 from octavo.base.errors import DeadlineError, EngineError, QueueFullError
 from octavo.server.http.errors import HttpError
-from octavo.server.settings import environment_without_keys
+from octavo.system.child_process import environment_without_keys
 
 MAX_BYTES = 2 << 30
 _PATIENCE = 3  # seconds by the clock per second of a processor: the engine goes first

@@ -23,7 +23,8 @@ from typing import Any
 
 from octavo.base.errors import ConfigError, InvalidRequestError, RequestError
 from octavo.core.limits import QueueLimits, RequestWork
-from octavo.server.settings import ADMIN_KEY_VARIABLE, KEY_VARIABLE, ServerSettings
+from octavo.server.settings import ServerSettings
+from octavo.system.child_process import ADMIN_KEY_VARIABLE, KEY_VARIABLE
 
 MAX_OPEN_TENANTS = 4096  # addresses whose buckets an open server remembers
 

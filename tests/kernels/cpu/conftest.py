@@ -9,7 +9,9 @@ is costly (``thinned_on_scalar``) a few. With ``-m long`` every test runs on all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,9 @@ import pytest
 from thinning import by_function, thin
 
 from octavo.kernels.cpu.library import Library, Pool, load, runnable
+from octavo.system import machine
+
+CSRC = Path(__file__).parents[3] / "csrc"
 
 LEVELS = runnable()
 
@@ -92,3 +97,35 @@ def make_pool(native) -> Iterator[Callable[..., Pool]]:
     yield make
     for pool in pools:
         pool.close()
+
+
+@pytest.fixture(scope="module")
+def compile_stress(tmp_path_factory):
+    """``compile_stress("pool_stress.cpp")(2, 100, flags=[...])``: compile a program of this folder
+    with what threads and groups are made of, once for the same flags, and run it."""
+    compiler = machine.compiler()
+    if compiler is None or not CSRC.exists():
+        pytest.skip("needs the source tree and a compiler")
+    folder = tmp_path_factory.mktemp("stress")
+
+    def of(source: str) -> Callable[..., subprocess.CompletedProcess]:
+        def run(*arguments: int, flags: Sequence[str] = ()) -> subprocess.CompletedProcess:
+            program = folder / "-".join([source, *(flag.strip("-") for flag in flags)])
+            if not program.exists():
+                sources = [Path(__file__).with_name(source)]
+                sources += [CSRC / f"{name}.cpp" for name in ("pool", "group", "library")]
+                options = ["-std=c++17", "-O2", "-g", "-Wall", "-Wextra", "-pthread", f"-I{CSRC}"]
+                options += ["-DOCT_ISA_NAME=test", *flags]
+                subprocess.run([compiler.path, *options, *sources, "-o", program], check=True)
+            # A sanitizer ends the program where memory cannot be had, unless it is told not to.
+            return subprocess.run(
+                [program, *map(str, arguments)],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                env={**os.environ, "TSAN_OPTIONS": "allocator_may_return_null=1"},
+            )
+
+        return run
+
+    return of

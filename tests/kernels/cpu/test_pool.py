@@ -14,41 +14,15 @@ import pytest
 from octavo.base.errors import EngineError
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.library import Pool
-from octavo.system import machine
 
 CSRC = Path(__file__).parents[3] / "csrc"
 LONG = 2**31 - 1  # rounds of barriers: minutes at the least
 
 
 @pytest.fixture(scope="module")
-def stress(tmp_path_factory):
-    """``stress(threads, rounds, *flags)`` compiles and runs pool_stress.cpp."""
-    compiler = machine.compiler()
-    if compiler is None or not CSRC.exists():
-        pytest.skip("needs the source tree and a compiler")
-    folder = tmp_path_factory.mktemp("pool")
-
-    def run(threads: int, rounds: int, *flags: str) -> subprocess.CompletedProcess:
-        program = folder / "-".join(["pool", *(flag.strip("-") for flag in flags)])
-        if not program.exists():
-            sources = [Path(__file__).with_name("pool_stress.cpp")]
-            sources += [CSRC / "pool.cpp", CSRC / "library.cpp"]
-            options = ["-std=c++17", "-O2", "-g", "-Wall", "-Wextra", "-pthread", f"-I{CSRC}"]
-            subprocess.run(
-                [compiler.path, *options, "-DOCT_ISA_NAME=test", *flags, *sources, "-o", program],
-                check=True,
-            )
-        # A sanitizer ends the program where memory cannot be had, unless it is told not to.
-        environment = {**os.environ, "TSAN_OPTIONS": "allocator_may_return_null=1"}
-        return subprocess.run(
-            [program, str(threads), str(rounds)],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env=environment,
-        )
-
-    return run
+def stress(compile_stress):
+    """``stress(threads, rounds, flags)`` compiles and runs pool_stress.cpp."""
+    return compile_stress("pool_stress.cpp")
 
 
 @pytest.mark.parametrize(("threads", "rounds"), [(1, 2000), (2, 2000), (3, 300), (4, 300)])
@@ -59,7 +33,7 @@ def test_it_keeps_its_promises(stress, threads, rounds):
 
 def test_the_thread_sanitizer_finds_no_race(stress):
     try:
-        done = stress(3, 100, "-fsanitize=thread")
+        done = stress(3, 100, flags=["-fsanitize=thread"])
     except subprocess.CalledProcessError:
         pytest.skip("the compiler has no thread sanitizer")
     if "unexpected memory mapping" in done.stderr:

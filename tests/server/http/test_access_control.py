@@ -27,7 +27,8 @@ from octavo.server.http.context import request_context
 from octavo.server.http.errors import HttpError
 from octavo.server.http.listener import listen
 from octavo.server.http.tenants import Tenants
-from octavo.server.settings import KEY_VARIABLE, ServerSettings
+from octavo.server.settings import ServerSettings
+from octavo.system.child_process import KEY_VARIABLE
 
 COSTLY = "/v1/completions"
 KEY = "right-key"

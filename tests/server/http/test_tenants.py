@@ -18,7 +18,8 @@ from octavo.server.http.tenants import (
     Tenants,
     TokenBucket,
 )
-from octavo.server.settings import KEY_VARIABLE, ServerSettings
+from octavo.server.settings import ServerSettings
+from octavo.system.child_process import KEY_VARIABLE
 
 
 @pytest.fixture(autouse=True)

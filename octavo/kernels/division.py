@@ -1,0 +1,183 @@
+"""How the fused ops of a step are divided among the ranks of a tensor-parallel group.
+
+Every rank has the same list of ops, and computes its part of the outputs of each::
+
+    linear      some outputs of each matrix; q, k and v those of the rank's heads
+    attention   the rank's heads
+    experts     some inner values of every expert, and some outputs
+    head        the logits of some tokens
+    others      everything: norms, sums, embeddings, states of recurrent layers
+
+A value that a rank makes in part and reads as a whole is *shared*: it lies in memory that all ranks
+have, each writes its columns, and they meet behind the op. Any other value lies in memory of the
+rank's own. So a decoder layer takes four meetings: behind attention, its output projection, the
+gated product, and the projection down.
+
+No number is computed otherwise than by one rank, so that the results are the same to the bit, for
+every format of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from octavo.kernels.fused_ops import (
+    CannotFuse,
+    FusedAttention,
+    FusedExperts,
+    FusedHead,
+    FusedLatentAttention,
+    FusedLinear,
+    FusedOp,
+    WeightRef,
+    matrices_of,
+    reads,
+)
+from octavo.kernels.parts import TILE_ROWS, WHOLE, Part
+from octavo.kernels.recorder import Value
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSlice:
+    """Query heads of a rank with their KV heads, each of which has as many of them; numbers are
+    those of the whole model."""
+
+    first_head: int
+    num_heads: int
+    first_kv_head: int
+    num_kv_heads: int
+
+
+def head_slices(heads: range, group: int) -> Iterator[HeadSlice]:
+    """Cut a range of query heads, ``group`` to a KV head, into such slices: whole KV heads
+    together, and those that other ranks read too by themselves."""
+    head = heads.start
+    while head < heads.stop:
+        kv_head, place = divmod(head, group)
+        whole = (heads.stop - head) // group
+        if place == 0 and whole > 0:
+            slice = HeadSlice(head, whole * group, kv_head, whole)
+        else:
+            slice = HeadSlice(head, min(heads.stop, (kv_head + 1) * group) - head, kv_head, 1)
+        yield slice
+        head += slice.num_heads
+
+
+class Division:
+    """The division of a step's ops for one part; for ``WHOLE``, there is nothing to divide.
+
+    Raises:
+        CannotFuse: there are more ranks than heads.
+    """
+
+    def __init__(self, ops: Sequence[FusedOp], part: Part = WHOLE):
+        self.part = part
+        self._shared: set[Value] = set()
+        self._heads: dict[Value, range] = {}  # columns of values that only the rank's heads read
+        if part.is_whole:
+            return
+        readers: dict[Value, list[FusedOp]] = {}
+        for op in ops:
+            for value in reads(op):
+                readers.setdefault(value, []).append(op)
+        for op in ops:
+            self._divide_heads(op, readers)
+        for op in ops:
+            self._shared.update(self._outputs(op))
+
+    def rows(self, op: FusedLinear, index: int) -> range:
+        """Return the outputs of a segment that the rank computes."""
+        segment = op.segments[index]
+        num_rows = segment.weight.shape[0]
+        if (columns := self._heads.get(segment.out.source)) is not None:
+            # Outwards to whole tiles: what lies beyond the heads is not read.
+            first = columns.start // TILE_ROWS * TILE_ROWS
+            return range(first, min(num_rows, -(-columns.stop // TILE_ROWS) * TILE_ROWS))
+        return self.of_rows(num_rows)
+
+    def of_rows(self, num_rows: int) -> range:
+        """Return a rank's outputs of a matrix: all of them if there is not a tile for each rank."""
+        return self.part.of_rows(num_rows) if self._is_divided(num_rows) else range(num_rows)
+
+    def experts_are_divided(self, op: FusedExperts) -> bool:
+        inner = op.experts[0].gate.shape[0]
+        return self._is_divided(inner) and self._is_divided(op.out.width)
+
+    def is_shared(self, value: Value) -> bool:
+        """Whether ranks make parts of a value that each of them reads as a whole."""
+        return value.source in self._shared
+
+    def meets(self, op: FusedOp) -> bool:
+        """Whether all ranks have to meet behind an op before the next one. One rank always does."""
+        return self.part.is_whole or any(True for _ in self._outputs(op))
+
+    def matrices(self, ops: Sequence[FusedOp]) -> Iterator[tuple[WeightRef, range]]:
+        """Yield every matrix of the ops, with the rows that the rank reads, with repetitions."""
+        for op in ops:
+            match op:
+                case FusedLinear():
+                    for index, segment in enumerate(op.segments):
+                        yield segment.weight, self.rows(op, index)
+                case FusedHead():
+                    yield op.weight, self.of_rows(op.weight.shape[0])
+                case FusedExperts() if self.experts_are_divided(op):
+                    for matrix in (each for expert in op.experts for each in expert.matrices):
+                        yield matrix, self.of_rows(matrix.shape[0])
+                case _:
+                    yield from ((matrix, range(matrix.shape[0])) for matrix in matrices_of(op))
+
+    def exchanged(self, ops: Sequence[FusedOp]) -> tuple[int, int]:
+        """Return the numbers (float32) that all ranks together write to shared memory for each
+        token of a step, and for each row of the head whose logits are needed."""
+        per_token = sum(value.width for op in ops for value in self._outputs(op))
+        for op in ops:
+            if isinstance(op, FusedExperts) and self.experts_are_divided(op):
+                per_token += op.routing.top_k * op.experts[0].gate.shape[0]
+        head = ops[-1]
+        assert isinstance(head, FusedHead)
+        return per_token, 0 if self.part.is_whole else head.weight.shape[0]
+
+    def _is_divided(self, num_rows: int) -> bool:
+        return not self.part.is_whole and num_rows >= TILE_ROWS * self.part.size
+
+    def _divide_heads(self, op: FusedOp, readers: dict[Value, list[FusedOp]]) -> None:
+        """Note the columns of q, k and v that the rank's heads read, where nothing else reads
+        these."""
+        match op:
+            case FusedAttention():
+                num_heads, num_kv_heads = op.q.shape[0], op.k.shape[0]
+                self._check_heads(num_heads)
+                kv_heads = self.part.of_kv_heads(num_heads, num_kv_heads)
+                read = {op.q: self.part.of_heads(num_heads), op.k: kv_heads, op.v: kv_heads}
+            case FusedLatentAttention():
+                self._check_heads(op.q.shape[0])
+                read = {op.q: self.part.of_heads(op.q.shape[0])}
+            case _:
+                return
+        for value, heads in read.items():
+            if len(readers[value.source]) == 1:
+                size = value.width // value.shape[0]
+                self._heads[value.source] = range(heads.start * size, heads.stop * size)
+
+    def _check_heads(self, num_heads: int) -> None:
+        if num_heads < self.part.size:
+            raise CannotFuse(
+                f"attention of {num_heads} heads cannot be divided among {self.part.size} ranks: "
+                f"{num_heads} are the most"
+            )
+
+    def _outputs(self, op: FusedOp) -> Iterator[Value]:
+        """Yield the outputs of an op that ranks make in part and read as a whole."""
+        if self.part.is_whole:
+            return
+        match op:
+            case FusedLinear():
+                for segment in op.segments[:1] if op.activation else op.segments:
+                    is_divided = self._is_divided(segment.weight.shape[0])
+                    if is_divided and segment.out.source not in self._heads:
+                        yield segment.out.source
+            case FusedAttention() | FusedLatentAttention():
+                yield op.out.source
+            case FusedExperts() if self.experts_are_divided(op):
+                yield op.out.source

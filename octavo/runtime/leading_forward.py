@@ -1,0 +1,165 @@
+"""The forward pass of rank 0 of a tensor-parallel group: it tells its followers what it does.
+
+Each step, copy and move of KV becomes a message (``step_words.py``) before rank 0 does its part, so
+that all ranks compute at the same time; ``following_forward.py`` is what the others run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
+from types import MappingProxyType
+
+import numpy as np
+
+from octavo.kernels.cpu.group import ShmGroup
+from octavo.kernels.cpu.program import Program
+from octavo.kernels.recorder import Value
+from octavo.runtime.capacity import RankLimits
+from octavo.runtime.forward import KVBlocks
+from octavo.runtime.input_batch import BlockTables
+from octavo.runtime.native_forward import NativeForward
+from octavo.runtime.native_kv_cache import NativeCache
+from octavo.runtime.step_words import (
+    EXIT,
+    HAS_PARENTS,
+    HAS_SINK_WINDOWS,
+    HAS_STATES,
+    STEP,
+    StepHeader,
+    change_words,
+    copy_words,
+    move_words,
+)
+
+
+class RecordedTables(BlockTables):
+    """Block tables that keep the changes since they were last sent, as words of a message."""
+
+    def __init__(self, *sizes: int):
+        super().__init__(*sizes)
+        self.changes: list[int] = []
+        self.num_changes = 0
+
+    def _store(self, group: int, row: int, first: int, entries: Sequence[int]) -> None:
+        super()._store(group, row, first, entries)
+        self.changes += change_words(group, row, first, entries)
+        self.num_changes += 1
+
+    def sent(self) -> None:
+        self.changes.clear()
+        self.num_changes = 0
+
+
+class LeadingCache:
+    """The KV blocks of rank 0, whose copies and moves all ranks make."""
+
+    def __init__(self, blocks: KVBlocks, group: ShmGroup):
+        self._blocks, self._group = blocks, group
+
+    @property
+    def num_blocks(self) -> int:
+        return self._blocks.num_blocks
+
+    @property
+    def host_blocks(self) -> np.ndarray:
+        return self._blocks.host_blocks
+
+    def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
+        copies = list(copies)
+        _send(self._group, copy_words(copies))
+        self._blocks.copy_blocks(copies)
+
+    def wait(self) -> None:
+        self._blocks.wait()
+
+    def move(self, block_ids: Sequence[int], sources: Sequence[int], target: int) -> None:
+        _send(self._group, move_words(block_ids, sources, target))
+        self._blocks.move(block_ids, sources, target)
+
+
+class LeadingForward(NativeForward):
+    """A ``NativeForward`` of which every step is sent to the followers first.
+
+    Args:
+        number: of the program in messages: 0 is the model's.
+    """
+
+    _tables: RecordedTables
+
+    def __init__(
+        self,
+        program: Program,
+        kv_cache: NativeCache,
+        limits: RankLimits,
+        share_prefixes: bool = True,
+        streams: Mapping[int, Value] = MappingProxyType({}),
+        number: int = 0,
+    ):
+        super().__init__(program, kv_cache, limits, share_prefixes, streams)
+        assert program.group is not None
+        self._group, self._number = program.group, number
+        self.kv_cache = LeadingCache(kv_cache, program.group)
+        self._numbers = count(number + 1)
+        self._needed = bytearray(-(-len(self._out_rows) // 4) * 4)
+        self._needed_at = ctypes.addressof(ctypes.c_char.from_buffer(self._needed))
+
+    def _make_tables(self, *sizes: int) -> RecordedTables:
+        return RecordedTables(*sizes)
+
+    def exit_after(self, num_layers: int) -> LeadingForward:
+        program = self._exit_program(num_layers)
+        _send(self._group, array("i", [EXIT, num_layers]))
+        return LeadingForward(
+            program, self.cache, self.limits, self._share_prefixes, number=next(self._numbers)
+        )
+
+    def _step(self, num_positions: int) -> None:
+        _send(self._group, self._message(num_positions))
+        self._tables.sent()
+        super()._step(num_positions)
+
+    def _message(self, num_positions: int) -> array[int]:
+        """Return the words of the step that is written."""
+        arguments = self._arguments
+        sequences = arguments.seqs
+        num_seqs, num_tokens, num_out = sequences.num_seqs, sequences.num_tokens, arguments.num_out
+        flags = HAS_PARENTS if sequences.parents else 0
+        flags |= HAS_SINK_WINDOWS if sequences.sink_windows else 0
+        flags |= HAS_STATES if self.cache.states is not None else 0
+        header = StepHeader(
+            program=self._number,
+            num_seqs=num_seqs,
+            num_tokens=num_tokens,
+            num_out=num_out,
+            num_multi_steps=arguments.num_multi_steps,
+            head_only=arguments.head_only,
+            num_positions=num_positions,
+            num_blocks=self._num_table_blocks,
+            flags=flags,
+            num_changes=self._tables.num_changes,
+        )
+        words = array("i", (STEP, *header))
+        words += self._token_ids[:num_tokens]
+        if num_tokens != num_seqs:
+            words += self._query_start[1 : num_seqs + 1]
+        words += self._kv_len[:num_seqs]
+        words.extend(self._table_rows)
+        words += self._out_rows[:num_out]
+        self.program.library.lib.oct_needed_logits(ctypes.byref(arguments), self._needed_at)
+        words.frombytes(self._needed[: -(-num_out // 4) * 4])
+        if flags & HAS_PARENTS:
+            words += self._parents[:num_tokens]
+        if flags & HAS_SINK_WINDOWS:
+            words.frombytes(bytes(memoryview(self._sink_windows).cast("B")[: 24 * num_seqs]))
+        if flags & HAS_STATES:
+            words += self._state_source[:num_seqs]
+            words += self._state_target[:num_seqs]
+        words.extend(self._tables.changes)
+        return words
+
+
+def _send(group: ShmGroup, words: array[int]) -> None:
+    group.send(np.frombuffer(words, dtype=np.int32))

@@ -1,0 +1,58 @@
+"""What a follower of a tensor-parallel engine does: it loads its part of the model, and obeys.
+
+``octavo.runtime.rank_process`` runs `serve` in a process of its own; ``rank_group.py`` is the other
+end of the connection.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from octavo.base.gc_pause import no_collections
+from octavo.kernels.cpu.group import ShmGroup
+from octavo.models.kv_groups import KVGroups
+from octavo.runtime.capacity import RankLimits, RankSpec
+from octavo.runtime.following_forward import Follower, FollowingForward, follow
+from octavo.runtime.rank_process import JsonConnection, Message
+from octavo.sources.open import notes_folder, open_source
+from octavo.system.machine import keep_openmp_patient
+from octavo.system.numa import RankPlace
+
+
+def serve(group: ShmGroup, settings: Message, home: JsonConnection) -> None:
+    """Load the model that rank 0 has loaded, start as it does, and obey until the group ends."""
+    keep_openmp_patient()
+    place = RankPlace(**settings["places"][group.rank])
+    place.pin()
+    import octavo.runtime.rank  # noqa: F401  (imported while rank 0 reads and packs weights)
+
+    if home.receive() is None:
+        return
+    with no_collections():
+        path = Path(settings["path"])
+        spec = RankSpec(
+            path,
+            packed_folder=notes_folder(),
+            threads=place.num_threads,
+            numa_nodes=tuple(place.nodes),
+            group=group,
+            **settings["spec"],
+        )
+        rank = open_source(path, settings["model_impl"]).load_rank(spec)
+        home.send({"loaded": rank.weights_bytes})
+        if (start := home.receive()) is None:
+            return
+        rank.keep_hidden_states(start["depths"])
+        rank.start(limits_of(start["limits"]))
+    assert isinstance(rank.forward, FollowingForward)
+    home.send({"started": True})
+    follow(group, Follower(rank.forward))
+
+
+def limits_of(fields: Message) -> RankLimits:
+    """Return the limits that ``dataclasses.asdict`` and JSON have made these fields of."""
+    groups = fields.pop("kv_groups")
+    if groups is not None:
+        places = tuple((group, place) for group, place in groups["places"])
+        groups = KVGroups(tuple(groups["windows"]), places, groups["layers_per_block"])
+    return RankLimits(**fields, kv_groups=groups)

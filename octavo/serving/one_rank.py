@@ -1,0 +1,32 @@
+"""The ranks of an engine, seen from rank 0, which is the engine's own process.
+
+ranks = OneRank(spec), or open_ranks()  starts the others, which import while this one loads
+rank = source.load_rank(ranks.spec)
+ranks.load(rank)                        the others load, from the packed weights that exist now
+ranks.start(rank, limits)               all allocate memory for steps
+rank.start(limits)
+ranks.wait_until_started(rank)          what the others could not do is an error here
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo.runtime.capacity import RankLimits, RankSpec
+    from octavo.runtime.rank import Rank
+
+
+class OneRank:
+    """An engine that has no further ranks."""
+
+    def __init__(self, spec: RankSpec):
+        self.spec = spec
+
+    def load(self, rank: Rank) -> None: ...
+
+    def start(self, rank: Rank, limits: RankLimits) -> None: ...
+
+    def wait_until_started(self, rank: Rank) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,107 @@
+"""The ranks of a tensor-parallel engine, seen from rank 0, which is the engine's own process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from octavo.base.errors import ConfigError, PeerEndedError
+from octavo.kernels.cpu.group import ShmGroup
+from octavo.kernels.cpu.library import usable_threads
+from octavo.runtime.backends import why_not_native
+from octavo.runtime.capacity import RankLimits, RankSpec
+from octavo.runtime.followers import Followers
+from octavo.runtime.layout import RankBounds, resolve_ranks, why_one_rank
+from octavo.serving.one_rank import OneRank
+from octavo.system import numa
+
+if TYPE_CHECKING:
+    from octavo.models.config import ModelConfig
+    from octavo.runtime.rank import Rank
+
+_FOLLOWER = "octavo.serving.follower"
+
+# What followers are told in another way, or have themselves.
+_NOT_SENT = ("path", "packed_folder", "pool", "group", "threads", "numa_nodes")
+
+
+def open_ranks(asked: int | str, spec: RankSpec, model: ModelConfig, model_impl: str) -> OneRank:
+    """Return the ranks of an engine for ``tensor_parallel_size``, started but for rank 0.
+
+    Raises:
+        ConfigError: so many cannot be, or a process cannot be started.
+    """
+    kernels = spec.kernels
+    if kernels == "auto":
+        kernels = "native" if why_not_native(spec, model) is None else "reference"
+    bounds = RankBounds(
+        model=model.name,
+        num_heads=model.num_heads,
+        num_cores=spec.threads or usable_threads(),  # who gives more threads wants more
+        why_alone=why_one_rank(kernels, spec.device),
+    )
+    nodes = numa.nodes()
+    size = resolve_ranks(asked, bounds, numa.auto_ranks(nodes))
+    if size == 1:
+        return OneRank(spec)
+    return RankGroup(numa.places(size, nodes, spec.threads), spec, model_impl)
+
+
+class RankGroup(OneRank):
+    """Rank 0 and its followers, which rank 0 closes with the engine.
+
+    Args:
+        places: of all ranks. This process is pinned to that of rank 0, if there are several nodes.
+    """
+
+    def __init__(self, places: Sequence[numa.RankPlace], spec: RankSpec, model_impl: str):
+        num_threads = sum(place.num_threads for place in places)
+        group = ShmGroup.create(len(places), is_crowded=num_threads > usable_threads())
+        own = places[0]
+        super().__init__(
+            dataclasses.replace(spec, threads=own.num_threads, numa_nodes=own.nodes, group=group)
+        )
+        sent = {
+            field.name: getattr(spec, field.name)
+            for field in dataclasses.fields(RankSpec)
+            if field.name not in _NOT_SENT
+        }
+        settings = {
+            "path": str(Path(spec.path).resolve()),
+            "model_impl": model_impl,
+            "spec": sent,
+            "places": [dataclasses.asdict(place) for place in places],
+        }
+        self._followers = Followers(_FOLLOWER, group, settings)
+        own.pin()
+
+    def load(self, rank: Rank) -> None:
+        """Have the others load. ConfigError if rank 0 runs on kernels that cannot be shared."""
+        if reason := why_one_rank(rank.kernels, self.spec.device):
+            raise ConfigError(f"tensor_parallel_size: {reason}")
+        self._followers.send({"load": True})
+
+    def start(self, rank: Rank, limits: RankLimits) -> None:
+        self._receive()  # all have loaded
+        depths = sorted(rank.kept_depths)
+        self._followers.send({"limits": dataclasses.asdict(limits), "depths": depths})
+
+    def wait_until_started(self, rank: Rank) -> None:
+        """Return when all ranks can take steps, and give the followers to rank 0.
+
+        Raises:
+            ConfigError: a follower could not load or start; with its last words.
+        """
+        self._receive()
+        rank.followers = self._followers
+
+    def _receive(self) -> None:
+        try:
+            self._followers.receive()
+        except PeerEndedError as error:
+            raise ConfigError(f"tensor_parallel_size: {error}") from error
+
+    def close(self) -> None:
+        self._followers.close()

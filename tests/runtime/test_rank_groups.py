@@ -1,0 +1,192 @@
+"""Ranks of a tensor-parallel group give the answers of one rank, to the last bit."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from faults import FaultyScheduler, every
+from fused_models import CONFIGS, LLAMA, random_model
+from hash_model import FunctionProposer
+from hybrid_models import RECURRENCES, make_hybrid
+from native_requests import make_requests
+
+from octavo.core.batch import Draft
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.kernels.cpu import library
+from octavo.kernels.parts import Part
+from octavo.layers.rope_config import RopeConfig
+from octavo.quantization.ggml_types import GGMLType
+from octavo.runtime.op_program import plan_step
+
+pytestmark = pytest.mark.skipif(not library.runnable(), reason="no native library was built")
+
+VARIANTS = {
+    "two ranks": {"tp": 2},
+    "three ranks": {"tp": 3},
+    "two ranks of two threads": {"tp": 2, "threads": 2},
+    "budget 7": {"tp": 2, "max_num_batched_tokens": 7},
+    "budget 64": {"tp": 2, "max_num_batched_tokens": 64},
+    "int8 KV": {"tp": 2, "kv_cache_dtype": "int8"},
+    "tiny pool": {"tp": 2, "num_blocks": 10},
+    "tiny pool, host cache": {"tp": 2, "num_blocks": 10, "num_places": 30},
+}
+
+
+@pytest.fixture(scope="module")
+def alone(bench, run_all):
+    """The answers of one rank when every request runs by itself, by the type of its KV."""
+
+    def answers(kind):
+        engine = bench.engine(kernels="native", prefix_caching=False, kv_cache_dtype=kind)
+        return run_all(engine, make_requests(bench.config.vocab_size), together=False)[0]
+
+    return {kind: answers(kind) for kind in ("auto", "int8")}
+
+
+def check_followers(engine):
+    assert engine.executor.failures_of_followers == []
+    assert engine.executor.spec.group.counts.meetings > 0
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_answers_are_those_of_one_rank(bench, run_all, alone, name):
+    settings = VARIANTS[name]
+    engine = bench.engine(kernels="native", **settings)
+    answers, _ = run_all(engine, make_requests(bench.config.vocab_size))
+    check_followers(engine)
+    assert answers == alone[settings.get("kv_cache_dtype", "auto")]
+    if "tiny pool" in name:
+        assert engine.scheduler.num_preemptions > 0
+    if "host cache" in name:
+        assert (engine.stats().kv_blocks_restored or 0) > 0
+
+
+def test_preemptions_change_nothing(bench, run_all, alone):
+    engine = bench.engine(kernels="native", tp=2)
+    engine.scheduler = FaultyScheduler.in_place_of(engine.scheduler, preempts=every(3))
+    answers, _ = run_all(engine, make_requests(bench.config.vocab_size))
+    check_followers(engine)
+    assert answers == alone["auto"]
+
+
+@pytest.mark.parametrize("is_tree", [False, True])
+def test_drafts_change_nothing(bench, run_all, is_tree):
+    """Right ones behind wrong ones: KV of an accepted branch is moved in all ranks."""
+    requests = short_requests(bench.config.vocab_size, max_tokens=20)
+    expected, _ = run_all(bench.engine(kernels="native"), requests)
+    whole = [[*request.prompt_token_ids, *expected[request.request_id][0]] for request in requests]
+
+    def propose(prompt: list[int], length: int) -> Draft | None:
+        known = next(tokens for tokens in whole if tokens[: len(prompt)] == list(prompt))
+        right = tuple(known[length : length + 3])
+        if len(right) < 3:
+            return None
+        wrong = (right[0] + 1) % bench.config.vocab_size
+        return Draft((wrong, *right), (-1, -1, 1, 2)) if is_tree else Draft.chain((*right, wrong))
+
+    engine = bench.engine(kernels="native", tp=2, proposer=FunctionProposer(propose, 3))
+    answers, steps = run_all(engine, short_requests(bench.config.vocab_size, max_tokens=20))
+    check_followers(engine)
+    assert answers == expected
+    assert any(item.draft is not None for step in steps for item in step.batch.items)
+
+
+# -- families -------------------------------------------------------------------------------------
+
+
+def short_requests(vocab_size: int, count: int = 4, max_tokens: int = 8) -> list[Request]:
+    rng = random.Random(11)
+    return [
+        Request(
+            f"r{index}",
+            [rng.randrange(2, vocab_size) for _ in range(rng.randint(1, 30))],
+            SamplingParams(
+                max_tokens=max_tokens, temperature=index % 2, logprobs=2, ignore_eos=True
+            ),
+            0.0,
+            seed=index,
+        )
+        for index in range(count)
+    ]
+
+
+def check_alike(bench, run_all, sizes, **settings):
+    settings = {"kernels": "native", "max_model_len": 64, **settings}
+    expected, _ = run_all(bench.engine(**settings), short_requests(bench.config.vocab_size))
+    for size in sizes:
+        engine = bench.engine(tp=size, **settings)
+        answers, _ = run_all(engine, short_requests(bench.config.vocab_size))
+        check_followers(engine)
+        assert answers == expected, f"{size} ranks"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_families(bench_of, run_all, name):
+    config = CONFIGS[name]
+    check_alike(bench_of(random_model(config), config), run_all, (2, 3, 4))
+
+
+# -- formats, and heads that do not divide --------------------------------------------------------
+
+WIDE = replace(
+    LLAMA,
+    hidden_size=256,
+    intermediate_size=512,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=32,
+    vocab_size=160,
+    rope=RopeConfig(1000.0, 32),
+    attention_scale=32**-0.5,
+)
+TYPES = ("F32", "Q8_0", "Q4_0", "Q5_1", "IQ4_NL")
+SUPERBLOCKS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+
+
+@pytest.mark.parametrize("activations", ["mixed", "int8"])
+@pytest.mark.parametrize("type", TYPES)
+def test_formats(bench_of, run_all, type, activations):
+    config = WIDE
+    bench = bench_of(random_model(config, GGMLType[type]), config)
+    check_alike(bench, run_all, (2, 3, 8), activations=activations)
+
+
+@pytest.mark.parametrize("type", SUPERBLOCKS)
+def test_superblocks(bench_of, run_all, type):
+    config = replace(WIDE, num_heads=8, num_kv_heads=2)
+    bench = bench_of(random_model(config, GGMLType[type]), config)
+    check_alike(bench, run_all, (2, 3, 4))
+
+
+@pytest.mark.parametrize("kv", ["float32", "int8", "fp8", "int4", "k8v4"])
+def test_types_of_kv(bench_of, run_all, kv):
+    bench = bench_of(random_model(WIDE), WIDE)
+    check_alike(bench, run_all, (2, 5), kv_cache_dtype=kv)
+
+
+# -- recurrent layers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_recurrent_layers(bench_of, run_all, name):
+    bench = bench_of(*make_hybrid(name))
+    check_alike(bench, run_all, (2,), state_slots=12, num_blocks=12)
+
+
+def test_floats_in_memory_are_packed_in_part():
+    """Of a model whose packed weights are in no file, a rank packs the rows that it reads."""
+    model = random_model(WIDE)
+    plan, weights = plan_step(model)
+    everything, halves = plan.rows_of(Part()), [plan.rows_of(Part(rank, 2)) for rank in (0, 1)]
+    whole = {name: range(weight.shape[0]) for name, weight in weights.items()}
+    assert everything == whole
+    for name, rows in whole.items():
+        read = [row for half in halves for row in half[name]]
+        if name == "model.embed_tokens.weight":
+            assert read == [*rows, *rows]
+        else:
+            assert set(read) == set(rows)
+            assert len(read) < 1.4 * len(rows)  # KV heads that both ranks read are in both

@@ -1,0 +1,59 @@
+"""A tensor-parallel group whose ranks are threads of one process.
+
+As ranks in processes of their own they share the group's memory alone: each has its own program, KV
+and threads, and learns of steps by messages.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from dataclasses import replace
+
+from octavo.base.errors import PeerEndedError
+from octavo.kernels.cpu.group import ShmGroup
+from octavo.runtime.capacity import RankLimits, RankSpec
+from octavo.runtime.following_forward import Follower, follow
+from octavo.runtime.rank import Rank
+
+_NUM_BYTES = 8 << 30  # of address space
+
+
+def start_ranks(size: int, spec: RankSpec, model, config, limits: RankLimits) -> Rank:
+    """Return rank 0 of a started group, whose other ranks follow until it is collected."""
+    home = ShmGroup.create(size, num_bytes=_NUM_BYTES, is_crowded=True)
+    failures: list[BaseException] = []
+    threads = []
+    for rank in range(1, size):
+        group = ShmGroup.attach(os.dup(home.fd), rank, size, is_crowded=True)
+        follower = Rank.of_model(replace(spec, group=group), model, config)
+        follower.start(limits)
+        work = _work(group, follower, failures)
+        threads.append(threading.Thread(target=work, name=f"rank {rank}", daemon=True))
+    lead = Rank.of_model(replace(spec, group=home), model, config)
+    lead.start(limits)
+    for thread in threads:
+        thread.start()
+    lead.failures_of_followers = failures
+    weakref.finalize(lead, _end, home, threads)
+    return lead
+
+
+def _work(group: ShmGroup, rank: Rank, failures: list[BaseException]):
+    def work() -> None:
+        try:
+            follow(group, Follower(rank.forward))
+        except PeerEndedError:
+            pass
+        except BaseException as error:  # the others must not wait for it
+            failures.append(error)
+            group.abort()
+
+    return work
+
+
+def _end(home: ShmGroup, threads: list[threading.Thread]) -> None:
+    home.abort()
+    for thread in threads:
+        thread.join(10)
