@@ -200,12 +200,11 @@ def exchange_of(spec: ModelSpec, tp: int) -> Exchange:
                 values = [
                     value.width * value.times
                     for value in meeting
-                    if value.by_heads or said.exchanges(value.width)
+                    if value.by_heads or said.exchanges(value.rows or value.width)
                 ]
                 counted[0] += sum(values)
                 counted[1] += bool(values)
-    logits = spec.vocab_size if said.exchanges(spec.vocab_size) else 0
-    return Exchange(counted[0], logits, counted[1])
+    return Exchange(counted[0], spec.vocab_size, counted[1])
 
 
 def _gathered(exchange: Exchange, rows: RowCounts, tp: int, link: Link) -> Iterator[Transfer]:

@@ -81,7 +81,9 @@ class Attention:
 
     def weights(self, hidden: int) -> Iterator[WeightShape]:
         for name, heads, dim in self._projections():
-            yield columns(f"self_attn.{name}_proj", "attention.qkv", heads, dim, hidden, self.heads)
+            query_heads = 0 if self._is_normed_whole and name != "v" else self.heads
+            full = f"self_attn.{name}_proj"
+            yield columns(full, "attention.qkv", heads, dim, hidden, query_heads)
             if self.qkv_bias:
                 yield vector(f"self_attn.{name}_proj.bias", heads, dim)
         yield rows("self_attn.o_proj", "attention.output", hidden, self.heads, self._value_dim)
@@ -119,8 +121,7 @@ class Attention:
         """A rank keeps queries, keys and values of its own heads to itself, unless they are normed
         over all heads at once."""
         if self._is_normed_whole:
-            heads = self.heads, self.kv_heads
-            yield tuple(Shared(each * self.head_dim, by_heads=True) for each in heads)
+            yield tuple(Shared(each * self.head_dim) for each in (self.heads, self.kv_heads))
         yield (Shared(self.heads * self._value_dim, by_heads=True),)
         yield (Shared(hidden),)
 

@@ -114,7 +114,7 @@ class GatherShares:
 
     @cached_property
     def _parts(self) -> list[Part]:
-        return [Part(rank, self._tp) for rank in range(self._tp)]
+        return list(Part(size=self._tp).of_all_ranks())
 
     def check(self, model: str, heads: Sequence[int], scanned: Sequence[int]) -> None:
         fewest = min(heads or scanned, default=None)
