@@ -186,7 +186,7 @@ def exchange_of(spec: ModelSpec, tp: int) -> Exchange:
     ranks compute whole. A step of several passes (multi-step) writes the sum of them.
 
         attention               heads x value size, hidden size; before these, if queries and keys
-                                are normed over all heads at once, all of both
+                                are normed over all heads at once, all of both; gates of outputs
         latent attention        before these, both latent vectors
         recurrence              outputs of all projections
         MLP                     inner size, hidden size
@@ -200,11 +200,12 @@ def exchange_of(spec: ModelSpec, tp: int) -> Exchange:
                 values = [
                     value.width * value.times
                     for value in meeting
-                    if value.by_heads or said.exchanges(value.rows or value.width)
+                    if value.by_heads or said.exchanges(value.width)
                 ]
                 counted[0] += sum(values)
                 counted[1] += bool(values)
-    return Exchange(counted[0], spec.vocab_size, counted[1])
+    logits = spec.vocab_size if said.exchanges(spec.vocab_size) else 0
+    return Exchange(counted[0], logits, counted[1])
 
 
 def _gathered(exchange: Exchange, rows: RowCounts, tp: int, link: Link) -> Iterator[Transfer]:

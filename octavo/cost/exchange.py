@@ -11,13 +11,11 @@ class Shared(NamedTuple):
     Args:
         width: outputs of a matrix, or of all heads.
         times: how many of these there are: of experts, as many as a token uses.
-        rows: they are shared out, as rows, if so many can be; 0 is ``width``.
-        by_heads: they are shared out by heads, of which there are enough.
+        by_heads: they are shared out by heads; else by rows, as far as there are enough.
     """
 
     width: int
     times: int = 1
-    rows: int = 0
     by_heads: bool = False
 
 

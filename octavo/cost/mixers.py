@@ -119,9 +119,14 @@ class Attention:
 
     def meetings(self, hidden: int) -> Iterator[Meeting]:
         """A rank keeps queries, keys and values of its own heads to itself, unless they are normed
-        over all heads at once."""
+        over all heads at once. The gates of its outputs are applied to all of them."""
+        before = []
         if self._is_normed_whole:
-            yield tuple(Shared(each * self.head_dim) for each in (self.heads, self.kv_heads))
+            before += [Shared(heads * self.head_dim) for heads in (self.heads, self.kv_heads)]
+        if self.has_output_gate:
+            before.append(Shared(self.heads * self._value_dim))
+        if before:
+            yield tuple(before)
         yield (Shared(self.heads * self._value_dim, by_heads=True),)
         yield (Shared(hidden),)
 

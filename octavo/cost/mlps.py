@@ -93,11 +93,8 @@ class ExpertMlp:
         yield (Shared(self.num_experts),)
         if self.latent:
             yield (Shared(self.latent),)
-        # Experts are cut if both of their products can be.
-        size = self.latent or hidden
-        narrowest = min(self.inner, size)
-        yield (Shared(self.inner, self.per_token, narrowest),)
-        yield (Shared(size, 1, narrowest),)
+        yield (Shared(self.inner, self.per_token),)
+        yield (Shared(self.latent or hidden),)
         if self.latent:
             yield (Shared(hidden),)
 
