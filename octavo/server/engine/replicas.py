@@ -166,7 +166,7 @@ class ReplicaSet(Front):
         self._caches_prefixes = caches_prefixes
         self._engine_timeout = engine_timeout
         self._queue: FairQueue[PendingGeneration] = FairQueue()
-        self._num_queued_samples = 0
+        self.num_queued_samples = 0  # that wait for a place
         self._num_arrivals = 0
         self._num_steps = 0  # of all replicas
         self._num_restarts_of_removed = 0
@@ -202,7 +202,7 @@ class ReplicaSet(Front):
         """The sums over all replicas, with what waits here; see `summed`."""
         return summed(
             [replica.stats for replica in self.replicas],
-            self._num_queued_samples,
+            self.num_queued_samples,
             self._queue.num_tokens,
         )
 
@@ -402,7 +402,7 @@ class ReplicaSet(Front):
         else:
             self._queue.add(entry)
             entry.is_queued = True
-            self._num_queued_samples += entry.work.samples
+            self.num_queued_samples += entry.work.samples
             self._fill()
 
     def _place(self, entry: PendingGeneration) -> None:
@@ -462,7 +462,7 @@ class ReplicaSet(Front):
 
     def _unqueue(self, entry: PendingGeneration) -> None:
         entry.is_queued = False
-        self._num_queued_samples -= entry.work.samples
+        self.num_queued_samples -= entry.work.samples
 
     def _dispatch_again(self, entries: Sequence[PendingGeneration]) -> None:
         """Dispatch what has come back from a replica and is not over."""

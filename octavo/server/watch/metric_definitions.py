@@ -173,6 +173,10 @@ FAMILIES = (
     _counter(
         "engine_restarts", "Times that the engine died and was started again.", of_engine=True
     ),
+    _gauge(
+        "num_requests_unplaced",
+        "Samples that wait in the server until one of several replicas has a place for them.",
+    ),
     _counter(
         "routed_requests",
         "Requests that were sent to a replica, of several; those that are sent again count again.",

@@ -258,6 +258,7 @@ class Metrics(EngineObserver):
             if self._replicas is None:
                 self._engine_of(None).show(self._engine.state, self._engine.stats, facts)
             else:
+                self._series("num_requests_unplaced").set(self._replicas.num_queued_samples)
                 for replica in self._replicas.replicas:
                     self._engine_of(replica.number).show(replica.state, replica.stats, facts)
         for engine in self._engines.values():
