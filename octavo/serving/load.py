@@ -254,6 +254,11 @@ def _open_store(
     cache = config.cache
     if cache.offload is None:
         return None
+    if cache.offload.folder is not None and not spec.part.is_whole:
+        raise ConfigError(
+            f"kv_offload to {cache.offload.folder}: its files would have the KV of one of "
+            f"{spec.part.size} ranks; give a size of host memory alone, or tensor_parallel_size=1"
+        )
     from octavo.offload.kv_identity import identity_of
     from octavo.offload.open_store import open_store
     from octavo.offload.restore_rule import predicted_rule
