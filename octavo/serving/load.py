@@ -53,7 +53,9 @@ class LoadedEngine:
         model_config: ModelConfig,
         info: dict[str, Any],
         load_seconds: dict[str, float],
+        ranks: OneRank,
     ):
+        self.ranks = ranks
         self.config = config
         self.text_engine = text_engine
         self.model_config = model_config
@@ -153,9 +155,10 @@ def _load_engine(
         "kv_blocks": config.cache.num_blocks,
         "block_size": config.cache.block_size,
         **_memory_info(capacity, config),
+        **({} if spec.part.is_whole else {"tensor_parallel_size": spec.part.size}),
     }
     text_engine = TextEngine(engine, tokenizer, model_config.vocab_size, eos_token_ids, config.seed)
-    return LoadedEngine(config, text_engine, model_config, info, phases.seconds)
+    return LoadedEngine(config, text_engine, model_config, info, phases.seconds, ranks)
 
 
 def _check_speculation(model: ModelConfig) -> None:
