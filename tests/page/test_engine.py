@@ -156,6 +156,38 @@ def test_an_engine_that_restarts_and_a_connection_that_is_lost(board, steps):
     assert steps.num_viewers == 2
 
 
+def of_replica(number: int, event: dict[str, Any]) -> dict[str, Any]:
+    return {"replica": number, **event}
+
+
+def test_replicas_are_listed_and_one_is_drawn(board, steps):
+    assert board.js("document.getElementById('replicas').closest('section').hidden")
+    listed = [
+        {"replica": 0, "state": "ready", "requests": 3, "num_running": 2, "num_waiting": 1,
+         "kv_usage": 0.25, "num_restarts": 0},
+        {"replica": 1, "state": "draining", "requests": 7, "num_running": 5, "num_waiting": 0,
+         "kv_usage": 0.5, "num_restarts": 2},
+    ]  # fmt: skip
+    steps.events += [
+        of_replica(0, READY),
+        of_replica(1, READY),
+        of_replica(0, steps_event(step(4, num_running=3))),
+        of_replica(1, steps_event(step(5, num_running=5))),
+        {"replicas": listed},
+    ]
+    board.wait_for_text("#replicas", "draining")
+    assert "25%" in board.text("#replicas") and "5 · 0" in board.text("#replicas")
+    shown = f"{FIGURE % 'running · waiting'}.nextSibling.innerText"
+    board.wait_for(f"{shown} === '3 · 1'")
+    board.click("#replicas [aria-label='Show replica 1']")
+    board.wait_for(f"{shown} === '5 · 1'")
+    assert board.js("document.querySelector('#replicas [aria-pressed=true]').innerText") == "1"
+    steps.events.append({"replica": 1, "engine": "removed", "detail": ""})
+    board.wait_for(f"{shown} === '3 · 1'")
+    board.wait_for_text("#notes", "replica 1 was removed")
+    assert "draining" not in board.text("#replicas")
+
+
 def test_two_viewers_and_a_key(tab_at, site, steps):
     steps.events, steps.api_key = busy(), "secret"
     tabs = [tab_at(site.address) for _ in range(2)]
