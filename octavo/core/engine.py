@@ -117,6 +117,11 @@ class Engine:
         """End a request at any moment, in any state. Unknown or ended ids are no error."""
         return self.scheduler.finish(request_id, FinishReason.ABORT)
 
+    def end_isolation(self, request: Request) -> None:
+        """Let an isolated request share steps with others from now on."""
+        request.isolated = False
+        self._isolated.discard(request.request_id)
+
     def stop(self, request: Request, stop_reason: str, num_output_tokens: int) -> None:
         """End a request whose text reached a stop string with its first ``num_output_tokens``
         tokens. Those after them, of the same step, are taken back."""

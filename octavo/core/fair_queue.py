@@ -39,8 +39,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from operator import attrgetter
+from typing import Generic, Protocol, TypeVar
 
 from octavo.core.request import Request
+
+
+class Queueable(Protocol):
+    """The fields by which a `FairQueue` orders what waits, as of a `Request`.
+
+    ``turn`` is set by the queue.
+    """
+
+    turn: int
+
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def weight(self) -> float: ...
+    @property
+    def queue_key(self) -> tuple[int, int]: ...
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+
+
+R = TypeVar("R", bound=Queueable)
 
 _queue_key = attrgetter("queue_key")
 
@@ -49,7 +71,7 @@ _FEW_ACCOUNTS = 64
 
 
 @dataclass(eq=False, slots=True)
-class _Account:
+class _Account(Generic[R]):
     """One tenant: its waiting requests, and the tokens that it was given while any request waited.
 
     Args:
@@ -61,29 +83,29 @@ class _Account:
 
     served: float = 0.0
     turn: int = 0
-    waiting: list[Request] = field(default_factory=list)  # sorted by queue_key
+    waiting: list[R] = field(default_factory=list)  # sorted by queue_key
     num_passed: int = 0
     is_listed: bool = False
 
 
-class FairQueue:
+class FairQueue(Generic[R]):
     """The waiting requests of a scheduler."""
 
     def __init__(self) -> None:
         self.num_tokens = 0  # known tokens of waiting requests
         self._num_requests = 0
         self._num_turns = 0
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: dict[str, _Account[R]] = {}
         # By counter and turn. Both only grow, so an entry is never behind where it belongs: it is
         # put right when it has come to the top.
-        self._heap: list[tuple[float, int, _Account]] = []
-        self._passed: list[_Account] = []  # those with passed requests
+        self._heap: list[tuple[float, int, _Account[R]]] = []
+        self._passed: list[_Account[R]] = []  # those with passed requests
         self._many_accounts = _FEW_ACCOUNTS
 
     def __len__(self) -> int:
         return self._num_requests
 
-    def add(self, request: Request) -> None:
+    def add(self, request: R) -> None:
         """Queue a request."""
         account = self._account_of(request)
         if not account.waiting:
@@ -96,7 +118,7 @@ class FairQueue:
         self._num_requests += 1
         self.num_tokens += len(request.token_ids)
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: R) -> None:
         """Take a request out of the queue."""
         waiting = self._accounts[request.tenant].waiting
         index = bisect_left(waiting, request.queue_key, key=_queue_key)
@@ -109,20 +131,20 @@ class FairQueue:
             self._heap.clear()
             self._passed.clear()
 
-    def admit(self, request: Request, num_tokens: int) -> None:
+    def admit(self, request: R, num_tokens: int) -> None:
         """Take out a request that now runs, and charge the prompt tokens that will be computed."""
         turn = self._accounts[request.tenant].turn = self._next_turn()
         request.turn = request.turn or turn
         self.remove(request)
         self.charge(request, num_tokens)
 
-    def charge(self, request: Request, num_tokens: int) -> None:
+    def charge(self, request: R, num_tokens: int) -> None:
         """Charge tokens that a request was given, in whatever state. Without effect while none
         waits."""
         if self._num_requests:
             self._account_of(request).served += num_tokens / request.weight
 
-    def in_order(self) -> Iterator[Request]:
+    def in_order(self) -> Iterator[R]:
         """Yield requests in the order of admission, which takes admissions during the iteration
         into account.
 
@@ -149,7 +171,7 @@ class FairQueue:
                 self._list(account, account.turn)
         self._passed.clear()
 
-    def _first(self) -> _Account | None:
+    def _first(self) -> _Account[R] | None:
         """Return the first account that has requests which were not passed over."""
         heap = self._heap
         while heap:
@@ -163,7 +185,7 @@ class FairQueue:
                 return account
         return None
 
-    def _list(self, account: _Account, turn: int) -> None:
+    def _list(self, account: _Account[R], turn: int) -> None:
         account.turn = turn
         if not account.is_listed:
             account.is_listed = True
@@ -173,7 +195,7 @@ class FairQueue:
         self._num_turns += 1
         return self._num_turns
 
-    def _account_of(self, request: Request) -> _Account:
+    def _account_of(self, request: R) -> _Account[R]:
         account = self._accounts.get(request.tenant)
         if account is None:
             if len(self._accounts) >= self._many_accounts:

@@ -131,7 +131,7 @@ class Scheduler:
         # Waiting requests, as limits count them, and in their order.
         limits = QueueLimits(config.max_queued_requests, config.max_queued_tokens)
         self.queued_work = WorkBudget(limits)
-        self.waiting = FairQueue()
+        self.waiting: FairQueue[Request] = FairQueue()
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []  # in order of admission
         self.num_preemptions = 0

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from operator import attrgetter
 from typing import Any
@@ -202,6 +203,35 @@ class StepStats:
 
 _STEP_FIELDS = tuple(each.name for each in fields(StepStats))
 _step_values = attrgetter(*_STEP_FIELDS)
+
+
+# Fields of which a sum says nothing: the mean, or the largest, of the replicas'.
+_MEANS = ("kv_waste", "decode_seconds", "prompt_token_seconds", "roofline_share")
+
+
+def summed(
+    stats: Sequence[StepStats], num_waiting: int = 0, num_waiting_tokens: int = 0
+) -> StepStats:
+    """Return the figures of several engines as of one: sums; means of shares and of times a token;
+    of lists, the sums by position. ``num_waiting`` samples more wait, with so many tokens."""
+    if not stats:
+        return StepStats.idle()
+    values: dict[str, Any] = {}
+    for name in _STEP_FIELDS:
+        known = [value for each in stats if (value := getattr(each, name)) is not None]
+        if not known:
+            values[name] = None
+        elif isinstance(known[0], tuple):
+            length = max(map(len, known))
+            padded = [value + (0,) * (length - len(value)) for value in known]
+            values[name] = tuple(map(sum, zip(*padded, strict=True)))
+        elif name in _MEANS:
+            values[name] = sum(known) / len(known)
+        else:
+            values[name] = sum(known)
+    values["num_waiting"] += num_waiting
+    values["num_waiting_tokens"] += num_waiting_tokens
+    return StepStats(**values)
 
 
 def _gap(start: float | None, end: float | None) -> float | None:

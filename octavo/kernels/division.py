@@ -1,4 +1,4 @@
-"""How the fused ops of a step are divided among the ranks of a tensor-parallel group.
+"""Division of the fused ops of a step among the ranks of a tensor-parallel group.
 
 Every rank has the same list of ops, and computes its part of the outputs of each::
 

@@ -46,6 +46,7 @@ class RankSpec:
         batch_invariant: a token's logits have the same bits whatever else is in the batch.
         shared_prefix_decode: native kernels read blocks that sequences share once a step.
         pool: the threads of another rank, which never runs at the same time; None makes its own.
+        memory_share: share of the free memory of a CPU that is this rank's.
         group: the ranks that compute each step together, of which this is one; None: it is alone.
         numa_nodes: where the rank's memory is to be, with a copy of its weights; empty: anywhere.
     """
@@ -68,6 +69,7 @@ class RankSpec:
     batch_invariant: bool = False
     shared_prefix_decode: bool = True
     pool: Pool | None = None
+    memory_share: float = 1.0
     group: ShmGroup | None = None
     numa_nodes: tuple[int, ...] = ()
 

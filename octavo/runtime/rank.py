@@ -108,6 +108,7 @@ class Rank:
         ledger = self._open_ledger()
         if ledger is None:
             free = max(0, machine.memory().available - self._planned_bytes)
+            free = int(free * self.spec.memory_share)
             usual, most = cpu_kv_bytes(free), cpu_kv_most(free)
         else:
             usual = most = ledger.kv_bytes

@@ -31,7 +31,7 @@ from octavo.server.api.octavo import (
 from octavo.server.api.openai import chat_completions, completions, models
 from octavo.server.api.server_context import ServerContext
 from octavo.server.api.tgi import routes as tgi
-from octavo.server.http.access_control import AccessControl, App
+from octavo.server.http.access_control import OPERATOR_PATHS, AccessControl, App
 from octavo.server.http.aliases import Aliases
 from octavo.server.http.background import in_background
 from octavo.server.http.errors import HttpError, error_response, to_http_error
@@ -61,7 +61,12 @@ _ROUTE_MODULES = (
 
 def create_routers(server: ServerContext) -> list[APIRouter]:
     """Return all routes, a router for each kind of API."""
-    return [module.create_router(server) for module in _ROUTE_MODULES]
+    routers = [module.create_router(server) for module in _ROUTE_MODULES]
+    if server.replicas is not None:
+        from octavo.server.api.octavo import replicas
+
+        routers.append(replicas.create_router(server.replicas))
+    return routers
 
 
 def create_app(routers: Sequence[APIRouter]) -> FastAPI:
@@ -101,8 +106,9 @@ def create_server_app(server: ServerContext, tenants: Tenants) -> App:
         server.engine,
         server.drain_state,
         server.observer,
-        # Limits and overload are checked before a body is read: wherever a POST brings one.
-        costly_paths=frozenset(post_routes(routers)),
+        # Limits and overload are checked before a body is read: wherever a POST brings one. What
+        # an operator may do about overload is no part of it.
+        costly_paths=frozenset(post_routes(routers)) - OPERATOR_PATHS,
     )
     paths = described_paths(routers) | {"/", steps.PATH}
     measured: Any = MeasuredApp(access, server.metrics, paths)

@@ -26,6 +26,7 @@ from octavo.sources.open import open_source
 from octavo.system import machine
 
 if TYPE_CHECKING:
+    from octavo.server.engine.replica_launchers import ReplicaLaunchers
     from octavo.server.engine.step_prediction import FindCalibration
 
 _log = logging.getLogger("octavo.server")
@@ -63,12 +64,20 @@ def serve(
         _log.warning("%s", VISIBLE_KEYS_WARNING)
     path = hub.resolve(args.model)
     args = open_source(path, args.model_impl).settings(args)
-    launcher = ProcessLauncher(args, settings.log_format)
+    launcher = _create_launcher(args, settings.log_format)
     with listen(settings) as listener, contextlib.closing(launcher):
         for signum in STOP_SIGNALS:  # until the server listens to them
             signal.signal(signum, _end_the_start)
         launcher.launch_ahead()
         return _run(args, settings, path, listener, launcher, find_calibration)
+
+
+def _create_launcher(args: EngineArgs, log_format: str) -> ProcessLauncher | ReplicaLaunchers:
+    if args.data_parallel_size == 1:
+        return ProcessLauncher(args, log_format)
+    from octavo.server.engine.replica_launchers import ReplicaLaunchers
+
+    return ReplicaLaunchers(args, log_format)
 
 
 def _end_the_start(signum: int, frame: object) -> None:
@@ -80,7 +89,7 @@ def _run(
     settings: ServerSettings,
     path: Path,
     listener: socket.socket,
-    launcher: ProcessLauncher,
+    launcher: ProcessLauncher | ReplicaLaunchers,
     find_calibration: FindCalibration,
 ) -> int:
     from octavo.server.server import OctavoServer

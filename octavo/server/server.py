@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 
@@ -48,6 +48,8 @@ from octavo.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from octavo.cost.step_facts import StepFacts
+    from octavo.server.engine.replica_launchers import ReplicaLaunchers
+    from octavo.server.engine.replicas import ReplicaSet
     from octavo.server.engine.step_prediction import FindCalibration
 
 _log = logging.getLogger("octavo.server")
@@ -65,7 +67,7 @@ class OctavoServer:
         settings: ServerSettings,
         path: Path,
         listener: socket.socket,
-        launcher: ProcessLauncher,
+        launcher: ProcessLauncher | ReplicaLaunchers,
         find_calibration: FindCalibration = lambda: None,
     ):
         self.settings = settings
@@ -75,7 +77,7 @@ class OctavoServer:
         given = tuple(name for name in settings.served_model_name if name != ANY_NAME)
         self._names = given or (model_name(args.model),)
         self._model_argument = None if given else args.model
-        self._metrics = Metrics(self._names[0])
+        self._metrics = Metrics(self._names[0], has_replicas=args.data_parallel_size > 1)
         self._status = StatusLine(settings.status_interval)
         self._steps = StepStream()
         self._tenants = Tenants(settings)
@@ -84,24 +86,48 @@ class OctavoServer:
             self._decode if settings.log_prompts else None, later=post_in_background
         )
         self._observers = ObserverGroup(self._metrics, self._status, self._steps, request_log)
-        limits = QueueLimits(
-            args.max_queued_requests, args.max_queued_tokens or DEFAULT_LIMITS.max_tokens
-        )
-        most_seconds = settings.max_predicted_ttft_seconds
-        self.engine = ProcessEngine(
-            launcher,
-            limits,
-            self._observers,
-            engine_timeout=settings.engine_timeout,
-            ttft_admission=None if most_seconds is None else TTFTAdmission(most_seconds),
-            max_work=settings.max_work,
-            rules=RequestRules(settings.allow_window, settings.max_output_tokens),
-            unread=UnreadOutputMemory(parse_bytes(settings.max_unread_bytes)),
-        )
+        self.replicas: ReplicaSet | None = None
+        self.engine = self._create_engine(args, launcher)
         self._find_calibration = find_calibration
         self._hurry = asyncio.Event()  # set by the second signal
         self._stopping: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
+
+    def _create_engine(
+        self, args: EngineArgs, launcher: ProcessLauncher | ReplicaLaunchers
+    ) -> ProcessEngine | ReplicaSet:
+        settings = self.settings
+        limits = QueueLimits(
+            args.max_queued_requests, args.max_queued_tokens or DEFAULT_LIMITS.max_tokens
+        )
+        most_seconds = settings.max_predicted_ttft_seconds
+        options: dict[str, Any] = {
+            "engine_timeout": settings.engine_timeout,
+            "ttft_admission": None if most_seconds is None else TTFTAdmission(most_seconds),
+            "max_work": settings.max_work,
+            "rules": RequestRules(settings.allow_window, settings.max_output_tokens),
+            "unread": UnreadOutputMemory(parse_bytes(settings.max_unread_bytes)),
+            "resumes_streams": settings.resume_streams,
+        }
+        if args.data_parallel_size == 1:
+            return ProcessEngine(
+                cast(ProcessLauncher, launcher), limits, self._observers, **options
+            )
+        from octavo.core.routing import router_named
+        from octavo.server.engine.replicas import ReplicaSet
+
+        launchers = cast("ReplicaLaunchers", launcher)
+        _log.info("%s", launchers.describe())
+        self.replicas = ReplicaSet(
+            launchers.create,
+            args.data_parallel_size,
+            router_named(settings.router),
+            limits,
+            self._observers,
+            caches_prefixes=args.enable_prefix_caching,
+            **options,
+        )
+        return self.replicas
 
     async def run(self) -> int:
         """Serve until the end; return the exit status.
@@ -183,7 +209,7 @@ class OctavoServer:
     def _create_app(self, tokenizer: Tokenizer) -> App:
         cache_bytes = parse_bytes(self.settings.response_cache)
         cache = ResponseCache(self.engine, cache_bytes, self._observers) if cache_bytes else None
-        self._metrics.observe_engine(self.engine)
+        self._metrics.observe_engine(self.engine, self.replicas)
         self._prompts = PromptRenderer(
             tokenizer,
             chat_template=_read_template(self.settings.chat_template),
@@ -202,6 +228,7 @@ class OctavoServer:
             model_argument=self._model_argument,
             model_path=self._path,
             response_cache=cache,
+            replicas=self.replicas,
         )
         return create_server_app(server, self._tenants)
 

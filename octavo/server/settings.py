@@ -32,6 +32,9 @@ MAX_ID_CHARS = 128  # of a client's request id
 
 _BODY_MEMORY = 256 << 20
 
+# Names of routers, as in octavo.core.routing, which a test checks; --help need not import it.
+ROUTER_NAMES = ("prefix_aware", "least_loaded", "round_robin")
+
 # A level is worth many steps of waiting: with more of them the lowest would hardly ever begin.
 MAX_PRIORITY_RANGE = 100
 
@@ -57,7 +60,7 @@ class ServerSettings:
     admin_key: tuple[str, ...] = option(
         (),
         "an operator's key, needed for what concerns all clients (/steps, /metrics, /load, "
-        "/octavo/tensors) where there are API keys; may be repeated",
+        "/octavo/tensors, /octavo/replicas) where there are API keys; may be repeated",
     )
     served_model_name: tuple[str, ...] = option(
         (), "a name of the model for clients, * is any; answers have the first; may be repeated"
@@ -100,6 +103,17 @@ class ServerSettings:
         None,
         "refuse requests whose predicted TTFT is longer, given those before them: milliseconds, "
         "or a time such as 0.5s",
+    )
+    router: str = option(
+        "prefix_aware",
+        "how the replica of a request is chosen: the one with the least to compute, what is cached "
+        "there deducted; with the fewest requests; or each in turn",
+        ROUTER_NAMES,
+    )
+    resume_streams: bool = option(
+        False,
+        "go on with the answers of an engine that died, on another one or the next, rather than "
+        "end streams that have begun with an error; they stay the same, to the token",
     )
     priority_range: int = option(
         0, "how far from 0 the priority of a client's request may be; 0 treats all alike"

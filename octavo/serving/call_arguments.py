@@ -21,7 +21,8 @@ _UNSUPPORTED = {
     "otherwise than by default",
     "mm_processor_kwargs": "octavo reads text alone: leave it None",
     "trace_headers": "octavo writes no traces: leave it None",
-    "data_parallel_rank": "there is one engine: leave it None",
+    "data_parallel_rank": "there is one engine here: leave it None; octavo serve has replicas, and "
+    "chooses one for each request",
     "prompt_text": "give the text as the prompt, or {'prompt': …, 'prompt_token_ids': …}",
     "reasoning_ended": "octavo does not read reasoning apart: leave it None",
 }

@@ -30,7 +30,7 @@ from octavo.settings.engine import (
 from octavo.sources.open import notes_folder, open_source
 from octavo.speculation.drafter import Drafter, TargetModel
 from octavo.speculation.drafters import acceptance_of, open_drafter
-from octavo.system.machine import has_gpu_driver, keep_openmp_patient
+from octavo.system.machine import cpu, has_gpu_driver, keep_openmp_patient
 
 if TYPE_CHECKING:
     from octavo.core.block_store import BlockStore
@@ -71,6 +71,7 @@ def load_engine(
     progress: Callable[[int, int], None] | None = None,
     *,
     is_served: bool = False,
+    is_replica: bool = False,
     around_executor: Callable[[Executor], Executor] | None = None,
     meter: StepMeter | None = None,
 ) -> LoadedEngine:
@@ -79,6 +80,7 @@ def load_engine(
     Args:
         progress: called with (bytes loaded, bytes in all) while weights are read.
         is_served: its answers are read while they are made; see ``EngineArgs.serving``.
+        is_replica: it may be one of ``data_parallel_size``, which share the machine.
         around_executor: returns what the engine runs in place of the executor that it is given.
         meter: measures the engine's steps.
 
@@ -86,6 +88,8 @@ def load_engine(
         ModelError: the model cannot be found or read.
         ConfigError: it does not fit the settings.
     """
+    if not is_replica:
+        args.refuse_replicas()
     keep_openmp_patient()
     with no_collections(), ExitStack() as on_error:
         loaded = _load_engine(args, progress, is_served, around_executor, meter, on_error)
@@ -191,7 +195,8 @@ def _rank_spec(args: EngineArgs, model: ModelConfig, path: Path, packed_folder: 
         kv_cache_dtype=args.kv_cache_dtype,
         activations=args.activations,
         block_size=args.block_size,
-        threads=args.threads,
+        threads=args.threads or _threads_of_replica(args.data_parallel_size),
+        memory_share=1 / args.data_parallel_size,
         packed_folder=packed_folder,
         memory_utilization=args.gpu_memory_utilization,
         enforce_eager=args.enforce_eager,
@@ -204,6 +209,11 @@ def _rank_spec(args: EngineArgs, model: ModelConfig, path: Path, packed_folder: 
             args, device, args.asked_model_len or model.max_position
         ),
     )
+
+
+def _threads_of_replica(num_replicas: int) -> int | None:
+    """Return the threads of each of several replicas; None, the default, for one engine."""
+    return max(1, cpu().usable_cores // num_replicas) if num_replicas > 1 else None
 
 
 def _open_ranks(args: EngineArgs, spec: RankSpec, model: ModelConfig) -> OneRank:
@@ -244,6 +254,11 @@ def _open_store(
     cache = config.cache
     if cache.offload is None:
         return None
+    if cache.offload.folder is not None and not spec.part.is_whole:
+        raise ConfigError(
+            f"kv_offload to {cache.offload.folder}: its files would have the KV of one of "
+            f"{spec.part.size} ranks; give a size of host memory alone, or tensor_parallel_size=1"
+        )
     from octavo.offload.kv_identity import identity_of
     from octavo.offload.open_store import open_store
     from octavo.offload.restore_rule import predicted_rule

@@ -49,9 +49,18 @@ class TextSample:
     cumulative_logprob: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class OutputSoFar:
+    """The output of a sample in an engine that ended, from which another engine goes on."""
+
+    index: int
+    token_ids: Sequence[int]
+    cumulative_logprob: float = 0.0
+
+
 @dataclass(slots=True)
 class SampleGroup:
-    """One prompt with its samples."""
+    """One prompt with its samples: all of them, or those that go on from another engine."""
 
     request_id: str
     prompt: str | None
@@ -62,6 +71,12 @@ class SampleGroup:
     @property
     def is_finished(self) -> bool:
         return all(sample.request.is_finished for sample in self.samples)
+
+    def sample(self, index: int) -> TextSample:
+        """Return the sample of this index."""
+        if len(self.samples) == self.params.num_samples:
+            return self.samples[index]
+        return next(sample for sample in self.samples if sample.index == index)
 
 
 class TextEngine:
@@ -131,6 +146,7 @@ class TextEngine:
         isolated: bool = False,
         arrival_time: float | None = None,
         bad_words_token_ids: Sequence[Sequence[int]] | None = None,
+        resumed: Sequence[OutputSoFar] = (),
     ) -> SampleGroup:
         """Queue a prompt, or refuse it: a ``RequestError`` leaves nothing behind.
 
@@ -139,6 +155,10 @@ class TextEngine:
             arrival_time: on the engine's clock; None is now.
             bad_words_token_ids: what ``Tokenizer.encode_words`` makes of ``params.bad_words``.
                 None has it made here: not for those whose engine serves others meanwhile.
+            resumed: the samples that have not ended, of a prompt that another engine was at work
+                on. They go on as after a preemption: all their tokens are computed again, and
+                further ones are those that would have come there, since draws, penalties and limits
+                count the output.
         """
         if request_id in self.groups:
             raise InvalidRequestError(f"{request_id!r} is in use", "request_id")
@@ -153,7 +173,8 @@ class TextEngine:
         now = self.engine.clock.now() if arrival_time is None else arrival_time
         group = SampleGroup(request_id, prompt, prompt_token_ids, params)
         leader: Request | None = None
-        for index in range(params.num_samples):
+        for before in resumed or [OutputSoFar(index, ()) for index in range(params.num_samples)]:
+            index = before.index
             request = Request(
                 request_id if params.num_samples == 1 else f"{request_id}#{index}",
                 prompt_token_ids,
@@ -172,11 +193,13 @@ class TextEngine:
             )
             try:
                 sample = TextSample(index, request, self._detokenizer(params, prompt_token_ids))
+                if resumed:
+                    _go_on(sample, before)
                 self.engine.add(request)
             except BaseException:
                 self._withdraw(group)
                 raise
-            leader = leader or request
+            leader = leader or (None if resumed else request)
             group.samples.append(sample)
             self._samples[request.request_id] = (group, sample)
         self.groups[request_id] = group
@@ -194,6 +217,13 @@ class TextEngine:
         running = [sample for sample in group.samples if not sample.request.is_finished]
         self._withdraw(group)
         return [_ending(group, sample) for sample in running]
+
+    def end_isolation(self, request_id: str) -> None:
+        """Let an isolated prompt share steps with others from now on. Unknown and ended ids are no
+        error."""
+        if (group := self.groups.get(request_id)) is not None:
+            for sample in group.samples:
+                self.engine.end_isolation(sample.request)
 
     def _withdraw(self, group: SampleGroup) -> None:
         for sample in group.samples:
@@ -287,6 +317,16 @@ class TextEngine:
         if request.is_finished:
             text += detokenizer.finish()
         return text, len(token_ids)
+
+
+def _go_on(sample: TextSample, before: OutputSoFar) -> None:
+    """Bring a new sample to where another engine had got with it; its text was sent from there."""
+    request = sample.request
+    request.token_ids += before.token_ids
+    request.num_prompt_logprobs = request.num_prompt_tokens  # they were sent before any token
+    sample.cumulative_logprob = before.cumulative_logprob
+    if sample.detokenizer is not None:
+        sample.detokenizer.push(before.token_ids)
 
 
 def _ending(group: SampleGroup, sample: TextSample) -> Delta:

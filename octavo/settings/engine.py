@@ -187,7 +187,12 @@ class EngineArgs:
         1, "ranks that share each layer; auto is one for each NUMA node on a CPU, and 1 on a GPU"
     )
     pipeline_parallel_size: int = option(1, "devices that share the layers")
-    data_parallel_size: int = option(1, "whole copies of the engine")
+    data_parallel_size: int = option(
+        1,
+        "replicas: whole copies of the engine on this machine, each with its part of the cores and "
+        "of the memory for KV, or a GPU of its own; of octavo serve only",
+        least=1,
+    )
     enable_expert_parallel: bool = option(False, "devices that share the experts")
     speculative_config: str | Mapping[str, Any] | None = option(
         None,
@@ -303,7 +308,6 @@ class EngineArgs:
         """Raise ConfigError for a setting that would have no effect; none is ignored."""
         for name, only in (
             ("pipeline_parallel_size", 1),
-            ("data_parallel_size", 1),
             ("enable_expert_parallel", False),
         ):
             if getattr(self, name) != only:
@@ -311,6 +315,15 @@ class EngineArgs:
                     f"{name}={getattr(self, name)!r} is not supported in this version of octavo: "
                     f"leave it at {only!r}"
                 )
+
+    def refuse_replicas(self) -> None:
+        """Raise ConfigError if several replicas are asked for, where there is one engine."""
+        if self.data_parallel_size > 1:
+            raise ConfigError(
+                f"data_parallel_size={self.data_parallel_size}: only a server has several replicas:"
+                f" octavo serve {self.model} --data-parallel-size {self.data_parallel_size}; leave "
+                "it at 1 here"
+            )
 
     def serving(self) -> EngineArgs:
         """Return the settings with the defaults of an engine whose answers are read while they

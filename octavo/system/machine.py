@@ -313,6 +313,15 @@ def has_gpu_driver(root: Path = Path("/")) -> bool:
     return any((root / path).exists() for path in devices) or bool(shutil.which("nvidia-smi"))
 
 
+def num_gpus(root: Path = Path("/")) -> int:
+    """Return the number of GPUs that a process may use, as far as that shows without PyTorch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return sum(bool(each.strip()) and each.strip() != "-1" for each in visible.split(","))
+    devices = [each for each in root.glob("dev/nvidia*") if each.name[6:].isdecimal()]
+    return len(devices) or int(has_gpu_driver(root))
+
+
 @contextmanager
 def without_blas_threads() -> Iterator[None]:
     """Keep OpenBLAS from starting a thread for each core while numpy is imported, which takes a

@@ -26,7 +26,7 @@ from octavo.cost.precision import precision_of, weights_bytes
 from octavo.cost.spec_hf import spec_from_hf
 from octavo.cost.weights import num_parameters, weights
 from octavo.kernels.division import Division
-from octavo.kernels.fused_ops import CannotFuse
+from octavo.kernels.fused_ops import CannotFuse, FusedExperts
 from octavo.kernels.parts import Part
 from octavo.layers.module import named_parameters
 from octavo.models import registry
@@ -163,7 +163,12 @@ def test_ranks_exchange_what_is_planned(name, tp, folder_of):
         with pytest.raises(CannotFuse, match="cannot be divided"):
             Division(ops, Part(0, tp))
         return
-    assert Division(ops, Part(0, tp)).exchanged(ops) == planned
+    division = Division(ops, Part(0, tp))
+    assert division.exchanged(ops) == planned
+    # Barriers of all ranks: behind each op that they share, and between the products of experts.
+    experts = [op for op in ops if isinstance(op, FusedExperts)]
+    between = sum(division.is_divided(op.experts[0].gate.shape[0]) for op in experts)
+    assert sum(map(division.meets, ops)) + between == exchange.meetings
 
 
 # Those that GGUF files can say, one of each architecture.

@@ -6,6 +6,8 @@ import asyncio
 import errno
 import json
 import shutil
+import subprocess
+import sys
 
 import httpx
 import pytest
@@ -54,6 +56,17 @@ def test_an_open_server_on_a_network_says_so_and_what_to_do():
     text = without_a_key("http://0.0.0.0:8000")
     for word in ("NO API KEY", "http://0.0.0.0:8000", "--api-key-file", "--allowed-host"):
         assert word in text
+
+
+def test_one_engine_needs_nothing_of_several():
+    code = (
+        "import sys, octavo.server.run, octavo.server.server; "
+        "print(*(name for name in sys.modules if name.startswith('octavo.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    loaded = done.stdout.split()
+    assert "octavo.server.engine.client" in loaded, done.stderr
+    assert not [name for name in loaded if "replica" in name and "server" in name]
 
 
 # -- the start ---------------------------------------------------------------------------------

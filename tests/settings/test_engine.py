@@ -78,7 +78,6 @@ def test_what_is_no_size(text):
         {"tensor_parallel_size": 2},
         {"tensor_parallel_size": "auto"},
         {"pipeline_parallel_size": 2},
-        {"data_parallel_size": 2},
         {"enable_expert_parallel": True},
     ],
 )

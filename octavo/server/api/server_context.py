@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from octavo.server.api.prompts import PromptRenderer
 from octavo.server.engine.generation import (
@@ -18,6 +19,9 @@ from octavo.server.http.errors import model_not_found
 from octavo.server.settings import ServerSettings
 from octavo.server.watch.metrics import Metrics
 from octavo.server.watch.step_stream import StepStream
+
+if TYPE_CHECKING:
+    from octavo.server.engine.replicas import ReplicaSet
 
 ANY_NAME = "*"  # as a served model's name: clients may use any
 
@@ -38,6 +42,7 @@ class ServerContext:
     model_argument: str | None = None  # of the command line: a valid name, but never shown
     model_path: Path | None = None  # folder of its files, never shown either
     response_cache: ResponseCache | None = None
+    replicas: ReplicaSet | None = None  # the engine, where it is several
 
     def submit(self, request: GenerationRequest) -> Generation:
         """Queue a request, or answer it from the response cache; raises as `EngineClient.submit`

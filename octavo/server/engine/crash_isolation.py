@@ -9,9 +9,13 @@ steps of its own, had nothing to do with it.
   requests get the steps between.
 - A suspect that was alone in the step in which a further engine died is *quarantined*: it is
   refused for a while, whichever client sends it.
+- A suspect that gets beyond the point of the crash runs with others again, and the next suspect
+  takes its place. It remains suspected: should it be in a second crash, it runs isolated to its
+  end.
 - A suspect that comes to its end is cleared.
 
-So a request ends two engines at most, and no request is refused because of others in its batch.
+So a request ends two engines at most, or three if it does so at different points; and no request is
+refused because of others in its batch.
 Requests are told apart by what they ask for: sending one again is no way out.
 """
 
@@ -21,7 +25,7 @@ import dataclasses
 import hashlib
 import time
 from array import array
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -48,6 +52,7 @@ def fingerprint(request: GenerationRequest) -> bytes:
 class _Suspicion:
     since: float
     is_quarantined: bool
+    num_crashes: int
 
 
 class CrashIsolation:
@@ -60,7 +65,7 @@ class CrashIsolation:
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._suspicions: OrderedDict[bytes, _Suspicion] = OrderedDict()  # oldest first
-        self._queue: deque[PendingGeneration] = deque()
+        self._queue: dict[PendingGeneration, None] = {}  # in order
         self._running: PendingGeneration | None = None
 
     def is_suspected(self, fingerprint: bytes) -> bool:
@@ -74,17 +79,15 @@ class CrashIsolation:
     def note_crash(self, fingerprints: Collection[bytes], *, had_company: bool) -> None:
         """Suspect the requests that a dead engine was computing, or quarantine the only one.
 
-        No suspect waits in the queue afterwards: the next engine gets all requests anew.
-
         Args:
             had_company: whether it computed others, too, which are not known any more.
         """
-        self._queue.clear()
-        self._running = None
         is_certain = len(fingerprints) == 1 and not had_company
         for each in fingerprints:
             is_quarantined = self.is_quarantined(each) or (is_certain and self.is_suspected(each))
-            self._suspicions[each] = _Suspicion(self._clock(), is_quarantined)
+            before = self._find(each)
+            num_crashes = 1 if before is None else before.num_crashes + 1
+            self._suspicions[each] = _Suspicion(self._clock(), is_quarantined, num_crashes)
             self._suspicions.move_to_end(each)
         while len(self._suspicions) > _MAX_FINGERPRINTS:
             self._suspicions.popitem(last=False)
@@ -102,16 +105,36 @@ class CrashIsolation:
     # -- one at a time -----------------------------------------------------------------------
 
     def enqueue(self, entry: PendingGeneration) -> None:
-        """Queue a suspect for an isolated run."""
-        self._queue.append(entry)
+        """Queue a suspect for an isolated run. No error if it waits already."""
+        self._queue[entry] = None
 
     def next(self) -> PendingGeneration | None:
-        """Return the suspect to run now; None if there is none, or the last one is not over."""
-        if self._running is not None and not self._running.generation.is_over:
+        """Return the suspect to run now; None if there is none, or the last one still runs.
+
+        It is out of the queue when it is `started`.
+        """
+        if self._running is not None and self.is_running(self._running):
             return None
-        self._running = None
-        while self._queue and self._running is None:
-            entry = self._queue.popleft()
+        for entry in list(self._queue):
             if not entry.generation.is_over:
-                self._running = entry
-        return self._running
+                return entry
+            del self._queue[entry]
+        return None
+
+    def started(self, entry: PendingGeneration) -> None:
+        """Note that a suspect runs: no other one does until it is over, or its engine dies."""
+        self._queue.pop(entry, None)
+        self._running = entry
+
+    def release(self, entry: PendingGeneration) -> bool:
+        """Let the suspect that runs share steps with others, if it was in one crash only; return
+        whether it may."""
+        suspicion = self._find(entry.fingerprint)
+        if suspicion is not None and suspicion.num_crashes > 1:
+            return False
+        self._running = None
+        return True
+
+    def is_running(self, entry: PendingGeneration) -> bool:
+        """True if it is the suspect that runs."""
+        return entry is self._running and entry.is_sent and not entry.generation.is_over

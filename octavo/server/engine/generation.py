@@ -526,12 +526,21 @@ class EngineObserver:
         the first. Called once for each generation that was submitted.
         """
 
-    def on_step(self, stats: StepStats) -> None:
-        """The engine has finished a step."""
+    def on_step(self, stats: StepStats, replica: int | None = None) -> None:
+        """An engine has finished a step. ``replica`` is its number; None where there is one
+        engine."""
 
-    def on_snapshot(self, step_id: int, snapshot: dict[str, Any]) -> None:
-        """A snapshot of the engine after a step, while snapshots are enabled:
+    def on_snapshot(
+        self, step_id: int, snapshot: dict[str, Any], replica: int | None = None
+    ) -> None:
+        """A snapshot of an engine after a step, while snapshots are enabled:
         `octavo.core.engine_snapshot`."""
 
-    def on_engine_state(self, state: EngineState, detail: str) -> None:
-        """The engine's process came up, died or was given up."""
+    def on_engine_state(self, state: EngineState, detail: str, replica: int | None = None) -> None:
+        """An engine's process came up, died or was given up, or a replica is being drained."""
+
+    def on_routed(self, replica: int) -> None:
+        """A request was sent to a replica, of several."""
+
+    def on_removed(self, replica: int) -> None:
+        """A replica was removed, as an operator had asked: its engine has ended."""

@@ -6,29 +6,71 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from octavo.base.errors import QueueFullError
 from octavo.core.limits import QueueLimits, RequestWork, WorkBudget
 from octavo.cost.first_token import num_pairs
 from octavo.server.engine.generation import EngineObserver, Generation
+from octavo.server.engine.output_record import OutputRecord
+
+if TYPE_CHECKING:
+    from octavo.core.routing import Ask
 
 # Defaults: 1,024 requests, and as many tokens as these have in a context of 8,192.
 DEFAULT_LIMITS = QueueLimits(1024, 1024 * 8192)
 
 
+class EngineLink(Protocol):
+    """An engine, to which messages can be sent."""
+
+    def send(self, message: dict[str, Any]) -> None: ...
+
+
 @dataclass(eq=False, slots=True)
 class PendingGeneration:
-    """A generation that is not over, with its state in the engine."""
+    """A generation that is not over, with its state in the engine.
+
+    ``record`` is kept where another engine may go on with it. With several engines, ``ask`` is what
+    their router is told of it, and ``is_queued`` says whether it waits for a place at one, in a
+    queue where ``queue_key`` and ``turn`` are its place (``core/fair_queue.py``).
+    """
 
     generation: Generation
     fingerprint: bytes
-    is_sent: bool = False  # to the engine that runs now
+    engine: EngineLink | None = None  # that has it
     has_begun: bool = False  # that engine has computed something of it
     last_times: dict[int, float] = field(default_factory=dict)  # of tokens, by sample
     timer: asyncio.TimerHandle | None = None
+    record: OutputRecord | None = None
+    # Run isolated, it is beyond the point where its last engine died when it has so many tokens.
+    release_at: int | None = None
+    num_recalls: int = 0  # times that it was taken back from an engine that went on running
+    ask: Ask | None = None
+    is_queued: bool = False
+    queue_key: tuple[int, int] = (0, 0)
+    turn: int = 0
+
+    @property
+    def is_sent(self) -> bool:
+        return self.engine is not None
+
+    @property
+    def sent_id(self) -> str:
+        """Its name in messages: another one after each recall, since an engine may still report
+        what it did before it heard of that."""
+        request_id = self.generation.request.request_id
+        return f"{request_id}~{self.num_recalls}" if self.num_recalls else request_id
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        return self.generation.request.prompt_token_ids
+
+    @property
+    def weight(self) -> float:
+        return self.generation.request.weight
 
     @property
     def work(self) -> RequestWork:

@@ -8,7 +8,10 @@ To the engine, by ``op``:
     start      args: what EngineArgs takes                                     (the first message)
     add        id, ids, params: those that differ from their defaults, bad_words: [ids], priority,
                salt, tenant, weight, arrival, isolated: whether in steps of its own
+               and resumed: [[index, ids, cumulative logprob]], the samples that go on from another
+               engine's output
     abort      id
+    release    id            what ran isolated may share steps from now on
     meter      facts: what StepFacts.as_json gives; steps are measured against these
     snapshots  is_enabled    whether to send snapshots
     ping       number        answered between two steps, by the engine

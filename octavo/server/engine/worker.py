@@ -48,7 +48,7 @@ from octavo.server.log_lines import create_formatter
 from octavo.serving.load import LoadedEngine, load_engine
 from octavo.serving.loop import EngineLoop
 from octavo.serving.outputs import Delta
-from octavo.serving.text_engine import SampleGroup, TextEngine, metrics_of
+from octavo.serving.text_engine import OutputSoFar, SampleGroup, TextEngine, metrics_of
 from octavo.settings.engine import EngineArgs
 from octavo.system.child_process import end_with_parent
 from octavo.system.machine import without_blas_threads
@@ -110,6 +110,8 @@ class EngineWorker:
                 self._add(message)
             case "abort":
                 self._abort(message["id"])
+            case "release":
+                self._engine.end_isolation(message["id"])
             case "meter":
                 self._measure_steps(message["facts"])
             case "snapshots":
@@ -175,6 +177,7 @@ class EngineWorker:
                 isolated=message["isolated"],
                 arrival_time=message["arrival"],
                 bad_words_token_ids=tuple(map(tuple, message["bad_words"])),
+                resumed=[OutputSoFar(*each) for each in message.get("resumed", ())],
             )
         except ENDINGS:
             raise
@@ -222,7 +225,7 @@ class EngineWorker:
             entries.append(delta_to_list(name, delta))
             if delta.prompt_logprobs:
                 prompt_logprobs.setdefault(name, []).extend(delta.prompt_logprobs)
-            request = group.samples[delta.index].request
+            request = group.sample(delta.index).request
             if request.num_output_tokens <= len(delta.token_ids) or group.is_finished:
                 stats[name] = _stats(group)
         for name in stats:
@@ -365,7 +368,9 @@ def _load(
     def around(executor: Executor) -> Executor:
         return RecordedExecutor(_with_faults(executor), record)
 
-    loaded = load_engine(engine_args, is_served=True, around_executor=around, meter=meter)
+    loaded = load_engine(
+        engine_args, is_served=True, is_replica=True, around_executor=around, meter=meter
+    )
     text_engine = loaded.text_engine
     _warm_up(text_engine)
     return text_engine, _facts_of(loaded, engine_args.activations)

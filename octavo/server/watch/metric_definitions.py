@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-# Every series has these labels. One engine serves, so "engine" is always "0".
+# Every series has these labels. Where several replicas serve, "engine" is the number of one in the
+# metrics of engines, as in vLLM, and these also have it as "replica"; else it is always "0".
 BASE_LABELS = ("model_name", "engine")
+REPLICA_LABEL = "replica"
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "timeout")
 REJECTIONS = (
@@ -76,6 +78,7 @@ class MetricDefinition:
         figure: the field of `StepStats` that it shows, if any: a gauge as it is, a counter by how
             much it has grown, a histogram at each step. With a label, a field for each of its
             values, or a field that has a value for each position.
+        of_engine: it is of an engine, as all are that have a figure.
     """
 
     name: str
@@ -85,6 +88,11 @@ class MetricDefinition:
     buckets: tuple[float, ...] = ()
     vllm: str | None = None
     figure: str | Mapping[str, str] | None = None
+    of_engine: bool = False
+
+    @property
+    def is_of_engine(self) -> bool:
+        return self.of_engine or self.figure is not None
 
     @property
     def vllm_name(self) -> str | None:
@@ -147,16 +155,33 @@ FAMILIES = (
         "Share of the slots in blocks of running samples that carry no token, 0 to 1.",
         figure="kv_waste",
     ),
-    _gauge("engine_state", "1 for the engine's current state, 0 for the others.", "state"),
+    _gauge(
+        "engine_state",
+        "1 for the engine's current state, 0 for the others.",
+        "state",
+        of_engine=True,
+    ),
     _gauge(
         "cache_config_info",
         "Always 1; its labels are the block size and the number of blocks, on any device.",
         "block_size",
         "num_gpu_blocks",
         vllm="=",
+        of_engine=True,
     ),
     # -- what the engine has done --
-    _counter("engine_restarts", "Times that the engine died and was started again."),
+    _counter(
+        "engine_restarts", "Times that the engine died and was started again.", of_engine=True
+    ),
+    _gauge(
+        "num_requests_unplaced",
+        "Samples that wait in the server until one of several replicas has a place for them.",
+    ),
+    _counter(
+        "routed_requests",
+        "Requests that were sent to a replica, of several; those that are sent again count again.",
+        REPLICA_LABEL,
+    ),
     _counter(
         "prefix_cache_queries",
         "Prompt tokens that were looked up in the prefix cache.",

@@ -13,10 +13,11 @@ Every quantity is measured once, in a registry of this object's own, and named w
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -48,8 +49,12 @@ from octavo.server.watch.metric_definitions import (
     FAMILIES,
     FINISH_REASONS,
     REJECTIONS,
+    REPLICA_LABEL,
     MetricDefinition,
 )
+
+if TYPE_CHECKING:
+    from octavo.server.engine.replicas import ReplicaSet
 
 # Errors of octavo.runtime.sampler about a row of logits; importing it would load torch.
 _NUMERIC_ERRORS = frozenset({DAMAGED, BAD_LOGITS})
@@ -85,8 +90,10 @@ class Metrics(EngineObserver):
     computed for them, and their times would hide the engine's.
     """
 
-    def __init__(self, model_name: str):
+    def __init__(self, model_name: str, *, has_replicas: bool = False):
         self._registry = CollectorRegistry()
+        self._model_name = model_name
+        self._has_replicas = has_replicas
         self._base_labels = (model_name, "0")
         self._families = {family.name: self._register(family) for family in FAMILIES}
         ProcessCollector(registry=self._registry)
@@ -94,8 +101,8 @@ class Metrics(EngineObserver):
         GCCollector(registry=self._registry)
 
         self._engine: EngineClient | None = None
-        self._stats = StepStats.idle()
-        self._facts: EngineFacts | None = None
+        self._replicas: ReplicaSet | None = None
+        self._engines: dict[int | None, _EngineSeries] = {}  # by the number of the replica
         # Requests that have a token, and whether their TTFT has been taken in.
         self._begun: dict[str, bool] = {}
 
@@ -103,17 +110,6 @@ class Metrics(EngineObserver):
         # kept here, and those whose labels are known in advance exist from the start, with 0.
         self._generation_tokens = self._series("generation_tokens")
         self._inter_token_latency = self._series("inter_token_latency_seconds")
-        self._gauges = [*self._figures("gauge")]
-        self._totals = [*self._figures("counter")]
-        self._totals_by_position: list[tuple[str, Callable[[StepStats], tuple[int, ...]]]] = [
-            (family.name, attrgetter(str(family.figure)))
-            for family in FAMILIES
-            if _is_by_position(family)
-        ]
-        self._of_steps = [*self._figures("histogram")]
-        for series, figure_of in (*self._gauges, *self._totals, *self._of_steps):
-            if figure_of(self._stats) is not None:
-                series()
         for reason in FINISH_REASONS:
             self._series("request_success", reason)
         for miss in MissReason:
@@ -121,15 +117,16 @@ class Metrics(EngineObserver):
         for reason in REJECTIONS:
             self._series("admission_rejections", reason)
         self._series("prompt_tokens_by_source", "external_kv_transfer")
-        self._series("num_requests_waiting_by_reason", "deferred").set(0)
-        for plain in (each for each in FAMILIES if not each.labels and each.figure is None):
+        for plain in (each for each in FAMILIES if not each.labels and not each.is_of_engine):
             self._series(plain.name)
-        self._show_state(EngineState.STARTING)
+        if not has_replicas:
+            self._engine_of(None)
 
-    def observe_engine(self, engine: EngineClient) -> None:
+    def observe_engine(self, engine: EngineClient, replicas: ReplicaSet | None = None) -> None:
         """Read the engine's state, statistics and facts at each scrape, however long ago a step
-        was."""
+        was; those of each of its replicas, if it is several."""
         self._engine = engine
+        self._replicas = replicas
 
     # -- what happens to requests ------------------------------------------------------------
 
@@ -197,17 +194,29 @@ class Metrics(EngineObserver):
 
     # -- what happens to the engine ----------------------------------------------------------
 
-    def on_step(self, stats: StepStats) -> None:
-        for histogram, figure_of in self._of_steps:
-            if (figure := figure_of(stats)) is not None:
-                histogram().observe(figure)
-        self._advance(stats)
+    def on_step(self, stats: StepStats, replica: int | None = None) -> None:
+        self._engine_of(replica).note_step(stats)
 
-    def on_engine_state(self, state: EngineState, detail: str) -> None:
-        if state is EngineState.RESTARTING:
-            self._series("engine_restarts").inc()
-            self._stats = StepStats.idle()  # the totals of the next one begin at 0
-        self._show_state(state)
+    def on_engine_state(self, state: EngineState, detail: str, replica: int | None = None) -> None:
+        self._engine_of(replica).note_state(state)
+
+    def on_routed(self, replica: int) -> None:
+        self._series("routed_requests", str(replica)).inc()
+
+    def on_removed(self, replica: int) -> None:
+        if (engine := self._engines.pop(replica, None)) is not None:
+            engine.remove()
+            routed = self._families["routed_requests"]
+            with contextlib.suppress(KeyError):  # nothing was sent there
+                routed.remove(*self._base_labels, str(replica))
+
+    def _engine_of(self, replica: int | None) -> _EngineSeries:
+        engine = self._engines.get(replica)
+        if engine is None:
+            number = str(replica or 0)
+            labels = (self._model_name, number) + ((number,) if self._has_replicas else ())
+            engine = self._engines[replica] = _EngineSeries(self._families, labels)
+        return engine
 
     # -- what happens around the engine ------------------------------------------------------
 
@@ -242,12 +251,95 @@ class Metrics(EngineObserver):
     def _refresh(self) -> None:
         """Set the gauges."""
         if self._engine is not None:
-            self._show_state(self._engine.state)
-            self._advance(self._engine.stats)
-            if self._facts is None:
-                self._show_facts(self._engine)
+            try:
+                facts = self._engine.facts
+            except EngineUnavailableError:  # it has never been ready
+                facts = None
+            if self._replicas is None:
+                self._engine_of(None).show(self._engine.state, self._engine.stats, facts)
+            else:
+                self._series("num_requests_unplaced").set(self._replicas.num_queued_samples)
+                for replica in self._replicas.replicas:
+                    self._engine_of(replica.number).show(replica.state, replica.stats, facts)
+        for engine in self._engines.values():
+            engine.set_gauges()
+
+    # -- the families ------------------------------------------------------------------------
+
+    def _register(self, family: MetricDefinition) -> Counter | Gauge | Histogram:
+        name, labels = f"octavo:{family.name}", (*BASE_LABELS, *family.labels)
+        if family.is_of_engine and self._has_replicas:
+            labels = (*BASE_LABELS, REPLICA_LABEL, *family.labels)
+        if family.kind == "counter":
+            return Counter(name, family.help, labels, registry=self._registry)
+        if family.kind == "gauge":
+            return Gauge(name, family.help, labels, registry=self._registry)
+        return Histogram(name, family.help, labels, buckets=family.buckets, registry=self._registry)
+
+    def _series(self, name: str, *labels: str) -> Any:
+        return self._families[name].labels(*self._base_labels, *labels)
+
+    def _observe(self, name: str, value: float | None, *labels: str) -> None:
+        if value is not None:
+            self._series(name, *labels).observe(value)
+
+
+class _EngineSeries:
+    """The series of one engine, by figures of its steps and by its state.
+
+    ``labels``: the values of the labels that all of them have.
+    """
+
+    def __init__(self, families: Mapping[str, Any], labels: tuple[str, ...]):
+        self._families = families
+        self._labels = labels
+        self._created: set[tuple[str, tuple[str, ...]]] = set()
+        self._stats = StepStats.idle()
+        self._facts: EngineFacts | None = None
+        self._gauges = [*self._figures("gauge")]
+        self._totals = [*self._figures("counter")]
+        self._totals_by_position: list[tuple[str, Callable[[StepStats], tuple[int, ...]]]] = [
+            (family.name, attrgetter(str(family.figure)))
+            for family in FAMILIES
+            if _is_by_position(family)
+        ]
+        self._of_steps = [*self._figures("histogram")]
+        for series, figure_of in (*self._gauges, *self._totals, *self._of_steps):
+            if figure_of(self._stats) is not None:
+                series()
+        self._series("engine_restarts")
+        self._series("num_requests_waiting_by_reason", "deferred").set(0)
+        self._show_state(EngineState.STARTING)
+
+    def note_step(self, stats: StepStats) -> None:
+        for histogram, figure_of in self._of_steps:
+            if (figure := figure_of(stats)) is not None:
+                histogram().observe(figure)
+        self._advance(stats)
+
+    def note_state(self, state: EngineState) -> None:
+        if state is EngineState.RESTARTING:
+            self._series("engine_restarts").inc()
+            self._stats = StepStats.idle()  # the totals of the next one begin at 0
+        self._show_state(state)
+
+    def show(self, state: EngineState, stats: StepStats, facts: EngineFacts | None) -> None:
+        """Take in what the engine is like now."""
+        self._show_state(state)
+        self._advance(stats)
+        if self._facts is None and facts is not None:
+            self._facts = facts
+            blocks = str(facts.block_size), str(facts.num_blocks)
+            self._series("cache_config_info", *blocks).set(1)
+
+    def set_gauges(self) -> None:
         for gauge, figure_of in self._gauges:
             gauge().set(figure_of(self._stats))
+
+    def remove(self) -> None:
+        """Remove all of its series: the engine is gone."""
+        for name, labels in self._created:
+            self._families[name].remove(*labels)
 
     def _advance(self, stats: StepStats) -> None:
         """Take in newer statistics: the growth of their totals goes to the counters."""
@@ -269,23 +361,6 @@ class Metrics(EngineObserver):
         for each in EngineState:
             self._series("engine_state", each.value).set(each is state)
 
-    def _show_facts(self, engine: EngineClient) -> None:
-        try:
-            self._facts = facts = engine.facts
-        except EngineUnavailableError:  # it has never been ready
-            return
-        self._series("cache_config_info", str(facts.block_size), str(facts.num_blocks)).set(1)
-
-    # -- the families ------------------------------------------------------------------------
-
-    def _register(self, family: MetricDefinition) -> Counter | Gauge | Histogram:
-        name, labels = f"octavo:{family.name}", (*BASE_LABELS, *family.labels)
-        if family.kind == "counter":
-            return Counter(name, family.help, labels, registry=self._registry)
-        if family.kind == "gauge":
-            return Gauge(name, family.help, labels, registry=self._registry)
-        return Histogram(name, family.help, labels, buckets=family.buckets, registry=self._registry)
-
     def _figures(self, kind: str) -> Iterator[tuple[Callable[[], Any], Callable[[StepStats], Any]]]:
         """Yield the series of a kind that show a figure of each step, and the functions that read
         it.
@@ -303,11 +378,9 @@ class Metrics(EngineObserver):
                     yield cache(partial(self._series, family.name, *labels)), attrgetter(figure)
 
     def _series(self, name: str, *labels: str) -> Any:
-        return self._families[name].labels(*self._base_labels, *labels)
-
-    def _observe(self, name: str, value: float | None, *labels: str) -> None:
-        if value is not None:
-            self._series(name, *labels).observe(value)
+        values = (*self._labels, *labels)
+        self._created.add((name, values))
+        return self._families[name].labels(*values)
 
 
 def _growth(before: float, now: float) -> float:

@@ -15,7 +15,7 @@ from octavo.core.stats import StepStats
 from octavo.cost.step_facts import rank_model_of_json
 from octavo.cost.this_machine import device_of_engine
 from octavo.server.engine.generation import EngineClient, EngineFacts, EngineState, Generation
-from octavo.server.watch.step_viewer import StepViewer
+from octavo.server.watch.step_viewer import StepViewer, named
 
 _MOST = 1000  # requests that have ended, and rows of steps, that wait for a viewer
 _GAPS_PER_OCTAVE = 8  # buckets of inter-token latency, each 9 % wide, from a microsecond on
@@ -48,30 +48,45 @@ _FIGURES = (
 
 
 class SnapshotViewer(StepViewer):
-    """A viewer that also gets snapshots. ``about`` returns facts about the engine, once it is
-    ready."""
+    """A viewer that also gets snapshots.
 
-    def __init__(self, on_close: Callable[[StepViewer], None], about: Callable[[], dict[str, Any]]):
+    Args:
+        about: returns facts about the engine, once it is ready.
+        replicas: describes the replicas, where there are several.
+    """
+
+    def __init__(
+        self,
+        on_close: Callable[[StepViewer], None],
+        about: Callable[[], dict[str, Any]],
+        replicas: Callable[[], list[dict[str, Any]]] = list,
+    ):
         super().__init__(on_close)
         self._about = about
-        self._snapshots: deque[dict[str, Any]] = deque(maxlen=_MOST)
-        self._picture: dict[str, Any] = {}
+        self._replicas = replicas
+        self._shown_replicas: list[dict[str, Any]] = []
+        self._snapshots: dict[int | None, deque[dict[str, Any]]] = {}  # by replica
+        self._pictures: dict[int | None, dict[str, Any]] = {}
         self._ended: deque[dict[str, Any]] = deque(maxlen=_MOST)
         self._gaps: Counter[int] = Counter()
         self._ttfts: dict[str, float] = {}  # by request, whose samples may begin together
         self._rejected: Counter[str] = Counter()
 
-    def put_state(self, state: EngineState, detail: str) -> None:
-        super().put_state(state, detail)
+    def put_state(self, state: EngineState, detail: str, replica: int | None = None) -> None:
+        super().put_state(state, detail, replica)
         if state is EngineState.READY:
             self._events[-1] |= {"about": self._about()}
 
-    def put_snapshot(self, step_id: int, snapshot: dict[str, Any]) -> None:
+    def put_snapshot(
+        self, step_id: int, snapshot: dict[str, Any], replica: int | None = None
+    ) -> None:
         if "rows" in snapshot:
             rows, preempted = snapshot["rows"], snapshot["preempted"]
-            self._snapshots.append({"step_id": step_id, "rows": rows, "preempted": preempted})
+            looks = self._snapshots.setdefault(replica, deque(maxlen=_MOST))
+            looks.append({"step_id": step_id, "rows": rows, "preempted": preempted})
         if "pool" in snapshot:  # of pictures the last one is enough
-            self._picture = {"pool": snapshot["pool"], "prefixes": snapshot["prefixes"]}
+            picture = {"pool": snapshot["pool"], "prefixes": snapshot["prefixes"]}
+            self._pictures[replica] = picture
         self._has_news.set()
 
     def put_gap(self, seconds: float) -> None:
@@ -95,19 +110,38 @@ class SnapshotViewer(StepViewer):
     def _interval(self) -> float:
         return 2.5 * super()._interval()  # a page is drawn twice a second
 
-    def _take_news(self) -> dict[str, Any]:
-        news = {
-            "looks": list(self._snapshots),
+    def _take_news(self) -> list[dict[str, Any]]:
+        """Return what is new of each replica, and of requests: with one engine, in one event."""
+        news: dict[int | None, dict[str, Any]] = {}
+        for event in super()._take_news():
+            news[event.get("replica")] = event
+        for replica, looks in self._snapshots.items():
+            news.setdefault(replica, named(replica))["looks"] = list(looks)
+        for replica, picture in self._pictures.items():
+            news.setdefault(replica, named(replica)).update(picture)
+        of_requests = {
             "ended": list(self._ended),
             "ttfts": list(self._ttfts.values()),
             "gaps": sorted(self._gaps.items()),
             "rejected": dict(self._rejected),
-            **self._picture,
+            "replicas": self._changed_replicas(),
         }
-        for each in (self._snapshots, self._ended, self._ttfts, self._gaps, self._rejected):
+        of_requests = {name: each for name, each in of_requests.items() if each}
+        if of_requests:
+            news.setdefault(None, {}).update(of_requests)
+        for each in (self._ended, self._ttfts, self._gaps, self._rejected):
             each.clear()
-        self._picture.clear()
-        return super()._take_news() | {name: each for name, each in news.items() if each}
+        self._snapshots.clear()
+        self._pictures.clear()
+        return list(news.values())
+
+    def _changed_replicas(self) -> list[dict[str, Any]]:
+        """Return what the replicas are like, unless it was sent already."""
+        replicas = self._replicas()
+        if replicas == self._shown_replicas:
+            return []
+        self._shown_replicas = replicas
+        return replicas
 
     def _steps_event(self, steps: Sequence[StepStats]) -> dict[str, Any]:
         """Return columns, and the whole record of the last step: a fifth of the size of all

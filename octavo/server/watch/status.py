@@ -7,7 +7,7 @@ import logging
 import time
 from typing import Any
 
-from octavo.core.stats import StepStats
+from octavo.core.stats import StepStats, summed
 from octavo.server.engine.generation import EngineObserver, EngineState, Generation
 from octavo.server.log_lines import log_event
 
@@ -29,7 +29,7 @@ class StatusLine(EngineObserver):
 
     def __init__(self, interval: float):
         self._interval = interval
-        self._stats = StepStats.idle()  # after the last step
+        self._last_steps: dict[int | None, StepStats] = {}  # by replica
         self._num_open = 0  # requests that are not over
         self._begun: set[str] = set()  # those of them that have a token
         self._last_time = time.monotonic()
@@ -41,6 +41,12 @@ class StatusLine(EngineObserver):
         self._num_finished = 0
         self._num_rejected = 0
         self._last = self._stats
+
+    @property
+    def _stats(self) -> StepStats:
+        """The figures after the last step, of all replicas together."""
+        found = list(self._last_steps.values())
+        return found[0] if len(found) == 1 else summed(found)
 
     async def run(self) -> None:
         """Write the lines, until cancelled."""
@@ -123,12 +129,20 @@ class StatusLine(EngineObserver):
         self._num_finished += 1
         self._begun.discard(generation.request.request_id)
 
-    def on_step(self, stats: StepStats) -> None:
-        self._stats = stats
+    def on_step(self, stats: StepStats, replica: int | None = None) -> None:
+        self._last_steps[replica] = stats
 
-    def on_engine_state(self, state: EngineState, detail: str) -> None:
-        message = f"engine {state.value}" + (f": {detail}" if detail else "")
-        fields = {"state": state.value, "detail": detail}
+    def on_removed(self, replica: int) -> None:
+        self._last_steps.pop(replica, None)
+        self._last = self._stats
+        log_event("replica removed", f"replica {replica} removed", {"replica": replica})
+
+    def on_engine_state(self, state: EngineState, detail: str, replica: int | None = None) -> None:
+        who = "engine" if replica is None else f"replica {replica}"
+        message = f"{who} {state.value}" + (f": {detail}" if detail else "")
+        fields: dict[str, Any] = {"state": state.value, "detail": detail}
+        if replica is not None:
+            fields["replica"] = replica
         log_event("engine state", message, fields, _LEVELS.get(state, logging.INFO))
 
 

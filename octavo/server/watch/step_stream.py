@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.stats import StepStats
@@ -25,8 +26,16 @@ class StepStream(EngineObserver):
         self._viewers.add(viewer)
         return viewer
 
-    def add_snapshot_viewer(self, engine: EngineClient, model: str) -> SnapshotViewer:
-        """Return a viewer that also gets snapshots, which the engine sends until it is closed."""
+    def add_snapshot_viewer(
+        self,
+        engine: EngineClient,
+        model: str,
+        replicas: Callable[[], list[dict[str, Any]]] = list,
+    ) -> SnapshotViewer:
+        """Return a viewer that also gets snapshots, which the engine sends until it is closed.
+
+        ``replicas`` describes the replicas, where there are several.
+        """
         from octavo.server.watch.snapshot_viewer import SnapshotViewer, about_engine
 
         def on_close(viewer: StepViewer) -> None:
@@ -35,7 +44,7 @@ class StepStream(EngineObserver):
             if not self._snapshot_viewers:
                 engine.enable_snapshots(False)
 
-        viewer = SnapshotViewer(on_close, lambda: about_engine(engine, model))
+        viewer = SnapshotViewer(on_close, lambda: about_engine(engine, model), replicas)
         self._viewers.add(viewer)
         self._snapshot_viewers.add(viewer)
         engine.enable_snapshots(True)  # again for each: it sends a snapshot at once
@@ -50,13 +59,15 @@ class StepStream(EngineObserver):
         for viewer in self._viewers:
             viewer.end()
 
-    def on_step(self, stats: StepStats) -> None:
+    def on_step(self, stats: StepStats, replica: int | None = None) -> None:
         for viewer in self._viewers:
-            viewer.put(stats)
+            viewer.put(stats, replica)
 
-    def on_snapshot(self, step_id: int, snapshot: dict[str, Any]) -> None:
+    def on_snapshot(
+        self, step_id: int, snapshot: dict[str, Any], replica: int | None = None
+    ) -> None:
         for viewer in self._snapshot_viewers:
-            viewer.put_snapshot(step_id, snapshot)
+            viewer.put_snapshot(step_id, snapshot, replica)
 
     def on_tokens(self, generation: Generation, num_tokens: int, gap: float | None) -> None:
         for viewer in self._snapshot_viewers:
@@ -73,6 +84,10 @@ class StepStream(EngineObserver):
         for viewer in self._snapshot_viewers:
             viewer.put_rejection(reason)
 
-    def on_engine_state(self, state: EngineState, detail: str) -> None:
+    def on_engine_state(self, state: EngineState, detail: str, replica: int | None = None) -> None:
         for viewer in self._viewers:
-            viewer.put_state(state, detail)
+            viewer.put_state(state, detail, replica)
+
+    def on_removed(self, replica: int) -> None:
+        for viewer in self._viewers:
+            viewer.put_removal(replica)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
@@ -21,20 +21,27 @@ class StepViewer:
 
     def __init__(self, on_close: Callable[[StepViewer], None]):
         self._on_close = on_close
-        self._steps: deque[StepStats] = deque(maxlen=_MOST_STEPS)
-        self._num_missed = 0
+        self._steps: dict[int | None, deque[StepStats]] = {}  # by replica
+        self._num_missed: Counter[int | None] = Counter()
         self._events: deque[dict[str, Any]] = deque(maxlen=_MOST_STEPS)  # up to the last state
         self._has_news = asyncio.Event()
         self._is_over = False
 
-    def put(self, stats: StepStats) -> None:
-        self._num_missed += len(self._steps) == _MOST_STEPS
-        self._steps.append(stats)
+    def put(self, stats: StepStats, replica: int | None = None) -> None:
+        steps = self._steps.setdefault(replica, deque(maxlen=_MOST_STEPS))
+        self._num_missed[replica] += len(steps) == _MOST_STEPS
+        steps.append(stats)
         self._has_news.set()
 
-    def put_state(self, state: EngineState, detail: str) -> None:
+    def put_state(self, state: EngineState, detail: str, replica: int | None = None) -> None:
         self._close_event()  # steps of an engine come before the event of its death
-        self._events.append({"engine": state.value, "detail": detail})
+        self._events.append({**named(replica), "engine": state.value, "detail": detail})
+        self._has_news.set()
+
+    def put_removal(self, replica: int) -> None:
+        self._close_event()
+        self._steps.pop(replica, None)
+        self._events.append({**named(replica), "engine": "removed", "detail": ""})
         self._has_news.set()
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
@@ -42,7 +49,7 @@ class StepViewer:
         event.
 
         They are ``{"engine", "detail"}``, and ``{"missed", "steps"}`` with the fields of
-        ``StepStats``.
+        ``StepStats``. Where there are several replicas, each event also has ``replica``.
         """
         while True:
             await self._has_news.wait()
@@ -60,16 +67,22 @@ class StepViewer:
 
     def _close_event(self) -> None:
         """Make an event of all that has come since the last one, if anything has."""
-        if event := self._take_news():
-            self._events.append(event)
+        self._events.extend(self._take_news())
 
-    def _take_news(self) -> dict[str, Any]:
-        if not self._steps:
-            return {}
-        news = {"missed": self._num_missed, **self._steps_event(self._steps)}
-        self._steps.clear()
-        self._num_missed = 0
+    def _take_news(self) -> list[dict[str, Any]]:
+        """Return an event for each replica, or one for all."""
+        news = [
+            {**named(replica), **self._news_of(replica, steps)}
+            for replica, steps in self._steps.items()
+            if steps
+        ]
+        for steps in self._steps.values():
+            steps.clear()
+        self._num_missed.clear()
         return news
+
+    def _news_of(self, replica: int | None, steps: Sequence[StepStats]) -> dict[str, Any]:
+        return {"missed": self._num_missed[replica], **self._steps_event(steps)}
 
     def _steps_event(self, steps: Sequence[StepStats]) -> dict[str, Any]:
         """Return the members of an event about steps, of which there is at least one."""
@@ -81,3 +94,8 @@ class StepViewer:
 
     def close(self) -> None:
         self._on_close(self)
+
+
+def named(replica: int | None) -> dict[str, Any]:
+    """Return the member of an event that names its replica; none where there is one engine."""
+    return {} if replica is None else {"replica": replica}

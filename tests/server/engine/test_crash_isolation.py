@@ -1,158 +1,23 @@
-"""The request that ends an engine is found, and no other is hurt: with engines that die on purpose.
-
-The engine here is a table of what each request does and when. It has what the real one has for
-this: a record of what it is at work on, and steps in which some requests are alone.
-"""
+"""The request that ends an engine is found, and no other is hurt: engines here die on purpose."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import dataclasses
 import random
-import signal
-import socket
 import time
 from collections import Counter
 
 import pytest
 from pace import python_seconds
+from table_engine import DEADLY, DEADLY_TO_ADD, INNOCENT, NUM_SEATS, TableLauncher
 
 from octavo.base.errors import EngineError, QuarantinedError
 from octavo.core.limits import QueueLimits
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.stats import StepStats
 from octavo.server.engine.client import ProcessEngine
 from octavo.server.engine.crash_isolation import CrashIsolation, fingerprint
-from octavo.server.engine.generation import EngineFacts, EngineState, GenerationRequest
+from octavo.server.engine.generation import EngineState, GenerationRequest
 from octavo.server.engine.waiting_queue import PendingGeneration
-from octavo.server.engine.wire import MessageDecoder, encode_message, record_to_list
-
-INNOCENT, DEADLY, DEADLY_TO_ADD = 0, 1, 2  # the first token of a prompt
-NUM_SEATS = 6
-FACTS = EngineFacts(1000, NUM_SEATS, 10**9, 100, 16)
-
-
-@dataclasses.dataclass
-class Job:
-    """A request as the engine has it. A deadly one kills when it has so many tokens."""
-
-    kind: int
-    limit: int
-    is_alone: bool
-    is_waiting: bool = True
-    num_tokens: int = 0
-
-
-class TableEngine:
-    """An EngineProcess on the event loop that gives it its messages."""
-
-    def __init__(self, launcher):
-        self.connection, self._theirs = socket.socketpair()
-        for end in (self.connection, self._theirs):
-            end.setblocking(False)
-        self.launcher = launcher
-        self.record = []
-        self.jobs = {}
-        self.is_ordered_to_die = False
-        self._decoder = MessageDecoder()
-        self._task = asyncio.get_running_loop().create_task(self._run())
-
-    async def _run(self):
-        self._say({"ev": "ready", "facts": dataclasses.asdict(FACTS)})
-        with contextlib.suppress(OSError):
-            while True:
-                with contextlib.suppress(BlockingIOError):
-                    data = self._theirs.recv(1 << 20)
-                    if not data:
-                        break
-                    for message in self._decoder.feed(data):
-                        if not self._obey(message):
-                            return self.die()
-                if not self._step():
-                    return self.die()
-                await asyncio.sleep(0)
-        self.die()
-
-    def _obey(self, message):
-        match message["op"]:
-            case "add":
-                self.record = [message["id"]]
-                kind, limit = message["ids"][:2]
-                self.jobs[message["id"]] = Job(kind, limit, message["isolated"])
-                self.launcher.seen[message["id"]].append(message["isolated"])
-                return kind != DEADLY_TO_ADD
-            case "abort":
-                self.jobs.pop(message["id"], None)
-            case "stop":
-                return False
-        return True
-
-    def _step(self):
-        """The requests with a slot: each isolated one by itself, and then the rest."""
-        begun = list(self.jobs)[:NUM_SEATS]
-        isolated = [[name] for name in begun if self.jobs[name].is_alone]
-        for names in [*isolated, [name for name in begun if not self.jobs[name].is_alone]]:
-            if not names:
-                continue
-            self.record = [f"{name}#{i}" for name in names for i in range(2)]
-            self.launcher.num_steps += 1
-            if self.is_ordered_to_die or any(self._kills(self.jobs[name]) for name in names):
-                return False
-            self._report(names)
-        return True
-
-    def _kills(self, job):
-        return job.kind == DEADLY and job.num_tokens >= job.limit
-
-    def _report(self, names):
-        begun, deltas = [], []
-        for name in names:
-            job = self.jobs[name]
-            if job.is_waiting:
-                begun.append(name)
-            job.is_waiting = False
-            job.num_tokens += 1
-            ends = job.num_tokens > job.limit
-            deltas.append([name, 0, "x", [job.num_tokens], [], *["stop", None, None, None] * ends])
-            if ends:
-                del self.jobs[name]
-        record = record_to_list(StepStats.idle())
-        step = {"time": 0.0, "record": record, "begun": begun, "deltas": deltas, "stats": {}}
-        self._say({"ev": "step", **step})
-
-    def _say(self, message):
-        self._theirs.send(encode_message(message))
-
-    def die(self):
-        self.launcher.num_deaths += 1
-        self._theirs.close()
-
-    def kill(self, signum=signal.SIGKILL):
-        self._task.cancel()
-        self._theirs.close()
-
-    def wait(self):
-        return "as planned"
-
-    def at_work(self):
-        return self.record
-
-
-class TableLauncher:
-    def __init__(self):
-        self.engines = []
-        self.seen = _Lists()
-        self.num_steps = self.num_deaths = 0
-
-    def launch(self):
-        self.engines.append(TableEngine(self))
-        return self.engines[-1]
-
-
-class _Lists(dict):
-    def __missing__(self, key):
-        return self.setdefault(key, [])
 
 
 def play(main):
@@ -400,13 +265,23 @@ def test_one_at_a_time(clock):
 
     crash_isolation = CrashIsolation(clock)
     entries = [PendingGeneration(Generation(), b"") for _ in range(3)]
-    for entry in entries:
+
+    def start(entry):
+        entry.engine = object()
+        crash_isolation.started(entry)
+
+    for entry in [*entries, *entries]:  # twice is once
         crash_isolation.enqueue(entry)
-    assert crash_isolation.next() is entries[0] and crash_isolation.next() is None
+    assert crash_isolation.next() is entries[0] is crash_isolation.next()  # not yet started
+    start(entries[0])
+    assert crash_isolation.is_running(entries[0]) and crash_isolation.next() is None
     entries[0].generation.is_over = entries[1].generation.is_over = True
     assert crash_isolation.next() is entries[2]
-    crash_isolation.note_crash(set(), had_company=False)  # all begin anew
-    assert crash_isolation.next() is None
+    start(entries[2])
+    entries[2].engine = None  # its engine has died
+    assert not crash_isolation.is_running(entries[2]) and crash_isolation.next() is None
+    crash_isolation.enqueue(entries[2])
+    assert crash_isolation.next() is entries[2]
 
 
 # -- fingerprints ----------------------------------------------------------------------------------

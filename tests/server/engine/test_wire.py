@@ -19,7 +19,7 @@ from octavo.base.errors import (
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.stats import StepStats
-from octavo.server.engine import client, process, supervisor, wire, worker
+from octavo.server.engine import client, front, process, replicas, supervisor, wire, worker
 from octavo.server.engine.generation import EngineFacts, GenerationStats
 from octavo.server.engine.wire import (
     MessageDecoder,
@@ -139,7 +139,8 @@ def test_messages_are_those_that_are_written_down():
     table = wire.__doc__.partition("To the engine")[2]
     documented = set(re.findall(r"^    ([a-z]+) {2,}[a-z]", table, re.MULTILINE)) | {"stop"}
     sources = [
-        Path(module.__file__).read_text() for module in (client, process, supervisor, worker)
+        Path(module.__file__).read_text()
+        for module in (client, front, replicas, process, supervisor, worker)
     ]
     named = re.findall(r'"(?:op|ev)": "(\w+)"', "".join(sources))
     matched = re.findall(r'case ((?:"\w+"(?: \| )?)+):', "".join(sources))

@@ -306,8 +306,8 @@ def test_the_probe_is_before_all_who_wait(hash_engine):
 def test_what_may_wait_is_for_the_server_to_say(hash_engine, monkeypatch):
     given = []
 
-    def load_engine(args, is_served, around_executor, meter):
-        assert is_served
+    def load_engine(args, is_served, is_replica, around_executor, meter):
+        assert is_served and is_replica
         given.append(args)
         cache = SimpleNamespace(num_blocks=8, block_size=4, windows=(None,), dtype="hash")
         config = SimpleNamespace(scheduler=SchedulerConfig(), cache=cache, choices=())

@@ -380,13 +380,15 @@ EVENTS = {
     "on_step": (StepStats.idle(),),
     "on_snapshot": (7, {}),
     "on_engine_state": (EngineState.READY, "x"),
+    "on_routed": (1,),
+    "on_removed": (1,),
 }
 
 
 def test_all_observers_are_told_everything_in_order():
     class Everything(Noting):
         on_submitted = on_rejected = on_ignored_fields = on_tokens = on_finished = None
-        on_step = on_snapshot = on_engine_state = None
+        on_step = on_snapshot = on_engine_state = on_routed = on_removed = None
 
     notes: list = []
     observers = ObserverGroup(Everything(notes, "a"), EngineObserver(), Everything(notes, "b"))

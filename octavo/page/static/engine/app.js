@@ -10,13 +10,14 @@ import { format } from "../common/numbers.js";
 import { batches, memory, queue, roofline, throughput } from "./charts.js";
 import { follow } from "./feed.js";
 import { KvMap } from "./kv_map.js";
-import { FRAME_SECONDS, MOST_FRAMES, Ring, lately } from "./ring.js";
+import { Replicas, showReplicas } from "./replicas.js";
+import { FRAME_SECONDS, MOST_FRAMES, lately } from "./ring.js";
 import { figures, hitRate, showEnded, showFigures, showNotes, showPrefixes } from "./tables.js";
 
 const at = (id) => document.getElementById(id);
 const seconds = () => performance.now() / 1000;
 
-const ring = new Ring();
+const replicas = new Replicas();
 const charts = {
   throughput: new Chart(at("throughput"), curves),
   queue: new Chart(at("queue"), curves),
@@ -28,11 +29,12 @@ const map = new KvMap(at("kv"));
 let paused = null; // the frames as they were, while they are looked at
 let shownPrefixes = null;
 let shownAbout = null;
+let shownList = null;
 
 // -- what is shown -----------------------------------------------------------------------------
 
 const show = onceAFrame(() => {
-  const frames = paused ?? ring.frames;
+  const frames = paused ?? replicas.ring.frames;
   if (frames.length === 0 || document.hidden) return;
   const back = Math.min(Number(at("scrub").value), frames.length - 1);
   const index = frames.length - 1 - back;
@@ -52,7 +54,7 @@ function showFrame(frames, index) {
   const shown = frames.slice(0, index + 1);
   at("state").textContent = frame.state;
   at("state").classList.toggle("is-bad", frame.state !== "ready");
-  showFigures(at("figures"), figures(frames, index, ring.about));
+  showFigures(at("figures"), figures(frames, index, replicas.ring.about));
   charts.throughput.show(throughput(shown, frame.at));
   charts.queue.show(queue(shown, frame.at));
   charts.batches.show(batches(frame.looks));
@@ -68,7 +70,7 @@ function showCache({ last, prefixes }) {
     ? `${hitRate(last)} of the prompt tokens were found here since the engine began.` : "No prompt has been looked up here yet.";
   if (prefixes === shownPrefixes) return;
   shownPrefixes = prefixes;
-  showPrefixes(at("prefixes"), prefixes, ring.about?.block_size ?? 1);
+  showPrefixes(at("prefixes"), prefixes, replicas.ring.about?.block_size ?? 1);
 }
 
 function showRoofline(last, steps) {
@@ -97,6 +99,7 @@ function showCosts(frames, index) {
 }
 
 function showAbout() {
+  const { ring } = replicas;
   const { about } = ring;
   if (about === null || about === shownAbout) return;
   if (shownAbout === null && about.num_restarts > 0) ring.note(`restarts of the engine before this page was opened: ${about.num_restarts}`);
@@ -107,16 +110,31 @@ function showAbout() {
   if (about.usd_per_hour && at("price").value === "") at("price").value = about.usd_per_hour[0];
 }
 
+function showList() {
+  const key = JSON.stringify([replicas.list, replicas.shown]);
+  if (key === shownList) return; // a button that has the focus keeps it
+  shownList = key;
+  at("replicas").parentElement.parentElement.hidden = replicas.list.length === 0;
+  const focused = document.activeElement?.getAttribute("aria-label");
+  showReplicas(at("replicas"), replicas, (number) => {
+    replicas.show(number);
+    setPaused(false);
+    showList();
+  });
+  if (focused) at("replicas").querySelector(`[aria-label="${focused}"]`)?.focus();
+}
+
 // -- time --------------------------------------------------------------------------------------
 
 setInterval(() => {
   showAbout();
-  ring.close(seconds());
+  showList();
+  replicas.close(seconds());
   if (paused === null) show();
 }, FRAME_SECONDS * 1000);
 
 function setPaused(isPaused) {
-  paused = isPaused ? [...ring.frames] : null;
+  paused = isPaused ? [...replicas.ring.frames] : null;
   at("pause").setAttribute("aria-pressed", String(isPaused));
   at("pause").textContent = isPaused ? "Go on" : "Pause";
   if (!isPaused) at("scrub").value = 0;
@@ -130,7 +148,8 @@ at("scrub").addEventListener("input", () => {
 });
 at("price").addEventListener("input", show);
 at("export").addEventListener("click", () => {
-  const content = { about: ring.about, frame_seconds: FRAME_SECONDS, most_frames: MOST_FRAMES, frames: paused ?? ring.frames };
+  const { about, frames } = replicas.ring;
+  const content = { about, replica: replicas.shown, frame_seconds: FRAME_SECONDS, most_frames: MOST_FRAMES, frames: paused ?? frames };
   const address = URL.createObjectURL(new Blob([JSON.stringify(content)], { type: "application/json" }));
   const link = document.createElement("a");
   [link.href, link.download] = [address, "octavo-engine.json"];
@@ -159,7 +178,7 @@ at("key-dialog").querySelector(".close").addEventListener("click", () => at("key
 
 showNavigation("engine");
 follow(loadKey, {
-  event: (event) => ring.take(event),
-  lost: (error) => ring.note(error === null ? "the server ended the stream" : "the connection was lost", "not connected"),
+  event: (event) => replicas.take(event),
+  lost: (error) => replicas.note(error === null ? "the server ended the stream" : "the connection was lost", "not connected"),
   key: askForKey,
 });

@@ -122,7 +122,7 @@ function takeStep(frame, step) {
 
 /** The request of a sample. */
 export function requestOf(id) {
-  return id.split("#")[0];
+  return id.split("#")[0].split("~")[0];
 }
 
 /** The frames of the last `seconds` up to the one at `index`. */

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from octavo.server.api.server_context import ServerContext
+from octavo.server.engine.generation import EngineState
 from octavo.server.http.sse import EventStream, event
 from octavo.server.watch.step_viewer import StepViewer
 
@@ -21,7 +22,8 @@ def create_router(server: ServerContext) -> APIRouter:
     @router.get(PATH, include_in_schema=False)
     async def steps(snapshots: bool = False, closely: bool = False) -> Response:
         viewer = _viewer(server, snapshots=snapshots or closely)  # closely is the older name
-        viewer.put_state(server.engine.state, "")
+        for number, state in _states(server):
+            viewer.put_state(state, "", number)
         return EventStream(_events(viewer), [viewer], server.settings, done=b"")
 
     return router
@@ -29,8 +31,16 @@ def create_router(server: ServerContext) -> APIRouter:
 
 def _viewer(server: ServerContext, *, snapshots: bool) -> StepViewer:
     if snapshots:
-        return server.steps.add_snapshot_viewer(server.engine, server.model_names[0])
+        describe = list if server.replicas is None else server.replicas.describe
+        return server.steps.add_snapshot_viewer(server.engine, server.model_names[0], describe)
     return server.steps.add_viewer()
+
+
+def _states(server: ServerContext) -> list[tuple[int | None, EngineState]]:
+    """Return the state of each replica by its number; of one engine, by None."""
+    if server.replicas is None:
+        return [(None, server.engine.state)]
+    return [(replica.number, replica.state) for replica in server.replicas.replicas]
 
 
 async def _events(viewer: StepViewer) -> AsyncGenerator[bytes, None]:

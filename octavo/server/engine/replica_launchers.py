@@ -1,0 +1,95 @@
+"""The launchers of the replicas of a server, which share one machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from typing import Any
+
+from octavo.base.errors import ConfigError
+from octavo.server.engine.process import ProcessLauncher
+from octavo.settings.engine import EngineArgs, is_gpu, parse_folder
+from octavo.system import machine
+
+
+class ReplicaLaunchers:
+    """Makes the launcher of each replica: the same engine, on a device and with files of its own.
+
+    Cores and memory are shared by ``data_parallel_size``, which each engine is told.
+
+    Raises:
+        ConfigError: so many replicas cannot run here; names the nearest number that can.
+    """
+
+    def __init__(self, args: EngineArgs, log_format: str = "text"):
+        self._args = args
+        self._log_format = log_format
+        self._num_gpus = _num_gpus(args.device)
+        self._ahead: dict[int, ProcessLauncher] = {}
+        size = args.data_parallel_size
+        if self._num_gpus is None:
+            return
+        if args.device not in ("auto", "cuda"):
+            raise ConfigError(
+                f"device {args.device} is one GPU, and each of {size} replicas needs one of its "
+                "own: give cuda, or leave data_parallel_size at 1"
+            )
+        if size > self._num_gpus:
+            raise ConfigError(
+                f"data_parallel_size {size}: each replica needs a GPU of its own, and there are "
+                f"{self._num_gpus} here: set it to {self._num_gpus}, or device to cpu"
+            )
+
+    def launch_ahead(self) -> None:
+        """Start all engines: they load while the server is being imported."""
+        for number in range(self._args.data_parallel_size):
+            launcher = self._ahead[number] = self._create(number)
+            launcher.launch_ahead()
+
+    def create(self, number: int) -> ProcessLauncher:
+        """Return the launcher of the replica of this number.
+
+        Raises:
+            ConfigError: there is no GPU for it.
+        """
+        return self._ahead.pop(number, None) or self._create(number)
+
+    def close(self) -> None:
+        """End the engines that were started ahead and are not needed."""
+        for launcher in self._ahead.values():
+            launcher.close()
+
+    def describe(self) -> str:
+        """Return how the replicas share this machine, for the log."""
+        args, size = self._args, self._args.data_parallel_size
+        if self._num_gpus is not None:
+            return f"{size} replicas, each on a GPU of its own"
+        cores = machine.cpu().usable_cores
+        threads = args.threads or max(1, cores // size)
+        excess = ", more threads than there are cores" if threads * size > cores else ""
+        memory = "" if args.kv_cache_memory or args.num_blocks else " of the free memory for KV"
+        share = f" and 1/{size}{memory}" if memory else ""
+        return f"{size} replicas share {cores} cores: each has {threads} threads{share}{excess}"
+
+    def _create(self, number: int) -> ProcessLauncher:
+        changes: dict[str, Any] = {}
+        if self._num_gpus is not None:
+            if number >= self._num_gpus:
+                raise ConfigError(f"there is no GPU for one more replica: all {number} are in use")
+            changes["device"] = f"cuda:{number}"
+        if self._args.kv_offload is not None:
+            folder, num_bytes = parse_folder(self._args.kv_offload)
+            part = num_bytes // self._args.data_parallel_size
+            changes["kv_offload"] = f"{folder / f'replica-{number}'}:{part}"
+        args = dataclasses.replace(self._args, **changes, given=self._args.given_settings())
+        return ProcessLauncher(args, self._log_format)
+
+
+def _num_gpus(device: str) -> int | None:
+    """Return the number of GPUs; None where the replicas run on the CPU."""
+    if is_gpu(device):
+        return machine.num_gpus()
+    has_torch = importlib.util.find_spec("torch") is not None
+    if device == "auto" and machine.has_gpu_driver() and has_torch:
+        return machine.num_gpus()
+    return None
