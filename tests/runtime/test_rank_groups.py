@@ -15,9 +15,11 @@ from native_requests import make_requests
 from octavo.core.batch import Draft
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.sink_window import SinkWindowRules
 from octavo.kernels.cpu import library
 from octavo.kernels.parts import Part
 from octavo.layers.rope_config import RopeConfig
+from octavo.models.kv_groups import group_layers
 from octavo.quantization.ggml_types import GGMLType
 from octavo.runtime.op_program import plan_step
 
@@ -190,3 +192,39 @@ def test_floats_in_memory_are_packed_in_part():
         else:
             assert set(read) == set(rows)
             assert len(read) < 1.4 * len(rows)  # KV heads that both ranks read are in both
+
+
+# -- tables of windows, and windows of requests ---------------------------------------------------
+
+
+def test_layers_of_windows_have_tables_of_their_own(bench_of, run_all):
+    config = CONFIGS["gemma 3"]
+    bench = bench_of(random_model(config), config)
+    check_alike(bench, run_all, (2, 3), groups=group_layers(config.kv_layers))
+
+
+def test_requests_with_sinks_and_a_window(bench, run_all):
+    def requests():
+        return [
+            Request(
+                f"r{index}",
+                [(7 * position + index) % 250 for position in range(90)],
+                SamplingParams(
+                    max_tokens=150,
+                    temperature=index % 2,
+                    ignore_eos=True,
+                    logprobs=1,
+                    window=40 if index else None,
+                ),
+                0.0,
+                seed=index,
+            )
+            for index in range(3)
+        ]
+
+    sizes = {"max_model_len": 256, "num_blocks": 128, "sink_windows": SinkWindowRules()}
+    expected, _ = run_all(bench.engine(kernels="native", **sizes), requests())
+    engine = bench.engine(kernels="native", tp=2, **sizes)
+    answers, _ = run_all(engine, requests())
+    check_followers(engine)
+    assert answers == expected

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, SamplingParams, cli
 from octavo.base.errors import ConfigError, EngineError
 from octavo.kernels.cpu import library
 from octavo.system import numa
@@ -113,3 +113,54 @@ def test_one_node_is_one_rank(tiny_model, monkeypatch):
     monkeypatch.setattr(numa, "nodes", lambda: (numa.Node(0, (0, 1), 1 << 30, 1 << 30),))
     with LLM(str(tiny_model), tensor_parallel_size="auto", **SETTINGS):
         assert followers_of(os.getpid()) == []
+
+
+# -- whole engines --------------------------------------------------------------------------------
+
+
+def greedy(llm: LLM, num_tokens: int = 40) -> list[list[int]]:
+    params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+    outputs = llm.generate(
+        ["The capital of France is", "Once upon a time", "def add(a, b):"], params
+    )
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def test_real_models(smollm2_gguf, gemma3_gguf):
+    """Of 9 heads, of which ranks have 4 and 5, and of 4 heads of 256 values that share KV."""
+    for path in (smollm2_gguf, gemma3_gguf):
+        settings = {"threads": 2, "max_model_len": 256}
+        with LLM(str(path), **settings) as llm:
+            expected = greedy(llm)
+        with LLM(str(path), tensor_parallel_size=2, **settings) as llm:
+            assert greedy(llm) == expected
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_drafts(tiny_model, alone, method):
+    config = {"method": method, "num_speculative_tokens": 3}
+    if method == "draft_model":
+        config["model"] = str(tiny_model)
+    settings = {**SETTINGS, "speculative_config": config}
+    with LLM(str(tiny_model), tensor_parallel_size=2, **settings) as llm:
+        assert [tokens for tokens, _ in answers(llm)] == [tokens for tokens, _ in alone]
+
+
+def test_an_engine_folder(tiny_model, tmp_path, alone):
+    folder = tmp_path / "built"
+    assert cli.main(["build", str(tiny_model), str(folder), "--num-blocks", "64"]) == 0
+    with LLM(str(folder), **{**SETTINGS, "kernels": "auto"}) as llm:
+        expected = answers(llm)
+    with LLM(str(folder), tensor_parallel_size=2, **{**SETTINGS, "kernels": "auto"}) as llm:
+        assert answers(llm) == expected
+
+
+def test_kv_in_a_folder_is_refused(tiny_model, tmp_path):
+    with pytest.raises(ConfigError, match="one of 2 ranks"):
+        LLM(
+            str(tiny_model),
+            tensor_parallel_size=2,
+            kv_offload=f"{tmp_path}:64MiB",
+            **SETTINGS,
+        )
+    assert followers_of(os.getpid()) == []
