@@ -75,8 +75,6 @@ def test_what_is_no_size(text):
 @pytest.mark.parametrize(
     "setting",
     [
-        {"tensor_parallel_size": 2},
-        {"tensor_parallel_size": "auto"},
         {"pipeline_parallel_size": 2},
         {"enable_expert_parallel": True},
     ],
@@ -84,6 +82,11 @@ def test_what_is_no_size(text):
 def test_what_is_not_there_is_refused_by_name(setting):
     with pytest.raises(ConfigError, match=f"{next(iter(setting))}.*not supported"):
         EngineArgs(**setting)
+
+
+@pytest.mark.parametrize("size", [1, 2, 16, "auto"])
+def test_ranks_are_a_number_or_auto(size):
+    assert EngineArgs(tensor_parallel_size=size).tensor_parallel_size == size
 
 
 @pytest.mark.parametrize(

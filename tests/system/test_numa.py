@@ -223,10 +223,14 @@ def test_threads_are_those_of_the_control_group(machine, monkeypatch):
     assert [place.num_threads for place in places(2, even(machine, 2))] == [1, 2]
 
 
-@pytest.mark.parametrize("threads", [2, 100])
-def test_more_ranks_than_threads_or_processors(machine, threads):
-    with pytest.raises(ConfigError, match=f"{threads} threads and 4 processors: lower"):
-        places(5, even(machine, 1), threads)
+@pytest.mark.parametrize(("count", "threads"), [(1, 2), (2, 2), (2, 100)])
+def test_more_ranks_than_threads_or_processors(machine, count, threads):
+    with pytest.raises(ConfigError, match=f"{threads} threads and {4 * count} processors: lower"):
+        places(9, even(machine, count), threads)
+
+
+def test_on_one_node_there_may_be_more_threads_than_processors(machine):
+    assert places(9, even(machine, 1), 9) == (RankPlace(1),) * 9
 
 
 def test_pinning(monkeypatch, caplog):
