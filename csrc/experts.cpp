@@ -355,10 +355,8 @@ int32_t oct_check_experts(const oct_experts_args* args) {
   if (args->first_hidden < 0 || args->first_inner < 0) {
     return fail(OCT_ERR_ARGUMENT, "experts: the first output of a matrix has a negative number");
   }
-  const bool is_part = args->experts && (args->experts[0].gate.n != args->inner ||
-                                         args->experts[0].down.n != args->hidden);
-  if (is_part && !args->inner_rows) {
-    return fail(OCT_ERR_ARGUMENT, "experts: a part of their outputs needs inner_rows");
+  if (args->experts && args->experts[0].gate.n < args->inner && !args->inner_rows) {
+    return fail(OCT_ERR_ARGUMENT, "experts: ranks that make parts of the inner values share inner_rows");
   }
   if (args->hidden < 1 || args->inner < 1 || !gates(args->epilogue)) {
     return fail(OCT_ERR_ARGUMENT, "experts of %d values and %d between them, with the epilogue %d",

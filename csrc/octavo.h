@@ -569,8 +569,9 @@ typedef struct oct_expert {
 /* out = residual + the weighted sum of the outputs of a token's experts for x = rmsnorm(in) * norm, in
  * the order of ranks. Only experts that some token is routed to are read. */
 /* A rank of a group has some outputs of each matrix: of gate and up those from first_inner on, of down
- * those from first_hidden on, and makes these columns of `out`. All ranks write the rows between the
- * matrices to `inner_rows`, which they share: of oct_experts_bytes(). Of no group, it is NULL. */
+ * those from first_hidden on, and makes these columns of `out`. Where ranks have parts of gate and up,
+ * all write the rows between the matrices to `inner_rows`, which they share: of oct_experts_bytes().
+ * Else it is NULL. */
 typedef struct oct_experts_args {
   int32_t hidden, inner;
   int32_t first_hidden, first_inner;

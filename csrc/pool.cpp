@@ -199,7 +199,7 @@ void Team::work(int rank) {
   }
 }
 
-// The work of one worker in a call, up to the meeting at its end, unless an earlier one has stopped it.
+// The work of one worker in a call, up to the meeting at its end.
 void Team::perform(int rank) {
   try {
     task(Worker{rank, size, pool}, context);
@@ -208,12 +208,14 @@ void Team::perform(int rank) {
   } catch (const std::bad_alloc&) {
     lacking.store(1, std::memory_order_relaxed);
   }
-  if (outcome.load(std::memory_order_relaxed) == OCT_OK) meet(true);
+  meet(true);
 }
 
 // Meetings do not overlap: no worker counts itself in for the next before it has left this one, so
 // `outcome` stays as it was decided until all have read it.
 bool Team::meet(bool spans_group) {
+  // Over: all know, and a worker that got no memory has left. A task may ask again on its way out.
+  if (outcome.load(std::memory_order_relaxed) != OCT_OK) return false;
   const uint32_t now = phase.value();
   if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < size) {
     phase.wait(now, group && is_crowded(group) ? kCrowdedSleepNs : kSleepNs);

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import inf
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from octavo.core.request import Request
+if TYPE_CHECKING:  # planners ask for shares without an engine
+    from octavo.core.request import Request
 
 # Prompt tokens that a step may have however few are due: each stage of a step pays for its weights.
 MIN_PROMPT_TOKENS = 256

@@ -63,7 +63,7 @@ _NETWORK_REACHED, _NETWORK_LATENCY_S = 40e9, 20e-6
 # the links between them, of 64 GB/s. NVLink2 is taken to be as NVLink3. In shared memory (two vCPUs
 # of a Xeon with AMX, quiet, 2026-11-28) two pinned processes met in 0.18 us, and a core read what
 # the other had just written, 2 KB in 0.4 us, 8 in 1.3, 32 in 3.5, 128 in 7.3, 512 in 26: 1 us and
-# 20 GB/s. Between sockets it was not measured; many cores together read more than one does.
+# 20 GB/s a core (``hardware.py``). Between sockets it was not measured.
 _LINKS = {
     "NVLink2": ((0.52, 0.56, 0.58), 12e-6),
     "NVLink3": ((0.52, 0.56, 0.58), 10e-6),
@@ -176,7 +176,7 @@ def transfers(model: RankModel, rows: RowCounts, link: Link) -> list[Transfer]:
 
 
 def exchange_of(spec: ModelSpec, tp: int) -> Exchange:
-    """What ``tp`` ranks of the scheme `gather` write for each other, exactly.
+    """Return the exact exchange of ``tp`` ranks of the scheme `gather`.
 
     In a pass of T tokens, R rows of which are sampled, all ranks together write
     T x token_values + R x row_values numbers, of 4 bytes, into values that all ranks have: each
@@ -186,7 +186,7 @@ def exchange_of(spec: ModelSpec, tp: int) -> Exchange:
     ranks compute whole. A step of several passes (multi-step) writes the sum of them.
 
         attention               heads x value size, hidden size; before these, if queries and keys
-                                are normed over all heads at once, all of both
+                                are normed over all heads at once, all of both; gates of outputs
         latent attention        before these, both latent vectors
         recurrence              outputs of all projections
         MLP                     inner size, hidden size
@@ -209,7 +209,7 @@ def exchange_of(spec: ModelSpec, tp: int) -> Exchange:
 
 
 def _gathered(exchange: Exchange, rows: RowCounts, tp: int, link: Link) -> Iterator[Transfer]:
-    """What ranks on processors write for each other in all layers; the logits at the end."""
+    """Yields the exchange of ranks on processors in all layers, and of the logits at the end."""
     num_bytes = float(rows.num_tokens * exchange.token_bytes)
     waits = (exchange.meetings - 1) * link.floor_s(tp)
     seconds = waits + all_gather(num_bytes, tp, link)

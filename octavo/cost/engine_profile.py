@@ -81,12 +81,18 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Memory for a KV pool. ``block_bytes``: of one block in all layers of a device."""
+    """Memory for a KV pool.
+
+    Args:
+        num_bytes: that are left on a device. block_bytes: of one block in all layers of a device.
+        num_ranks: with as much each on the same machine, of which all of them have a pool.
+    """
 
     device: Device
     num_bytes: float
     block_bytes: float
     kv_dtype: str
+    num_ranks: int = 1
 
 
 _NOTHING = Prediction.sure(0.0)
@@ -429,13 +435,13 @@ def _octavo_blocks(room: Room, limits: Settled) -> int:
     from octavo.settings.engine import EngineArgs, resolve
 
     is_cpu = room.device.kind != "gpu"
-    num_bytes = int(room.num_bytes)
+    free = int(room.num_bytes) * room.num_ranks
     capacity = Capacity(
         device="cpu" if is_cpu else "cuda",
         dtype="float32" if is_cpu else "bfloat16",
         model_max_len=limits.max_model_len,
         kv_bytes_per_token=int(room.block_bytes) // limits.block_size,
-        kv_memory_bytes=cpu_kv_bytes(num_bytes) if is_cpu else num_bytes,
+        kv_memory_bytes=cpu_kv_bytes(free) // room.num_ranks if is_cpu else free,
         kv_dtype=room.kv_dtype,
     )
     if capacity.kv_memory_bytes < room.block_bytes:

@@ -1,4 +1,4 @@
-"""What ranks of the scheme `gather` tell each other, as a model's layers say it."""
+"""Values that ranks of the scheme `gather` exchange in a layer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Shared(NamedTuple):
-    """Values of one token that all ranks need, of which each rank makes some.
+    """Values of one token that all ranks need, and of which each rank computes some.
 
     Args:
         width: outputs of a matrix, or of all heads.
@@ -19,4 +19,5 @@ class Shared(NamedTuple):
     by_heads: bool = False
 
 
-Meeting = tuple[Shared, ...]  # what is there once all ranks have met
+# The values that are complete once all ranks have met at a barrier.
+Meeting = tuple[Shared, ...]

@@ -11,7 +11,7 @@ from octavo.cost.rank_model import Arithmetic
 from octavo.runtime.layout import RankBounds, check_ranks
 
 SHARED_MEMORY = "shared memory"  # the link between processors of one machine
-SHARED_MEMORY_BANDWIDTH = 20e9  # see octavo.cost.communication
+_READ_BY_A_CORE = 20e9  # of what another one has written; see octavo.cost.communication
 
 # Where a device has no peak for a type, it computes in the first of these that it has one for.
 _COMPUTED_IN: dict[Arithmetic, tuple[Arithmetic, ...]] = {
@@ -62,7 +62,7 @@ class Device:
     num_ranks: int = 1
 
     def shared_by(self, num_ranks: int) -> Device:
-        """What each of several ranks has of a machine whose cores and memory they share.
+        """Return the part that each of several ranks has of this machine.
 
         ConfigError if there is no core for each.
         """
@@ -73,6 +73,7 @@ class Device:
             memory_bytes=self.memory_bytes / num_ranks,
             memory_bandwidth=self.memory_bandwidth / num_ranks,
             peaks={name: peak / num_ranks for name, peak in self.peaks.items()},
+            link_bandwidth=self.link_bandwidth and self.link_bandwidth / num_ranks,
             num_cores=self.num_cores and self.num_cores // num_ranks,
             num_ranks=num_ranks,
         )
@@ -115,3 +116,13 @@ class Device:
     def ridge(self, arithmetic: Arithmetic = "fp16") -> float:
         """Operations for each byte from which on computing takes longer than memory."""
         return self.peak(arithmetic) / self.memory_bandwidth
+
+
+def shared_memory_bandwidth(
+    memory_bandwidth: float, num_cores: int | None, *, is_between_sockets: bool
+) -> float:
+    """Return the bytes a second at which all cores of a processor read what other ranks have
+    written: each as fast as it was measured for one, and from other sockets no more than a quarter
+    of what their own memory gives, which is not measured."""
+    by_cores = float("inf") if num_cores is None else num_cores * _READ_BY_A_CORE
+    return min(by_cores, memory_bandwidth / 4) if is_between_sockets else by_cores

@@ -28,7 +28,7 @@ from typing import Any, get_args
 
 from octavo.base.errors import ConfigError, ModelFileError
 from octavo.base.fields import Fields
-from octavo.cost.hardware import SHARED_MEMORY, SHARED_MEMORY_BANDWIDTH, Device
+from octavo.cost.hardware import SHARED_MEMORY, Device, shared_memory_bandwidth
 from octavo.cost.rank_model import Arithmetic
 
 KINDS = ("gpu", "cpu", "unified")
@@ -172,14 +172,13 @@ def _device(fields: Fields) -> Device:
             raise fields.error(key, f"is not known; there are {', '.join(sorted(_FIELDS))}")
     kind = _one_of(fields, "kind", KINDS, "gpu")
     is_cpu = kind == "cpu"
-    link = fields.number("link_gb_s", SHARED_MEMORY_BANDWIDTH / 1e9 if is_cpu else None)
     return Device(
         name=fields.text("name"),
         kind=kind,
         memory_bytes=fields.number("memory_gib") * 2**30,
         memory_bandwidth=fields.number("bandwidth_gb_s") * 1e9,
         peaks=_peaks(fields),
-        link_bandwidth=link and link * 1e9,
+        link_bandwidth=_link_bandwidth(fields, is_cpu=is_cpu),
         link_kind=fields.text("link_kind", SHARED_MEMORY if is_cpu else ""),
         tdp_watts=fields.number("tdp_watts", None),
         usd_per_hour=_prices(fields),
@@ -189,6 +188,14 @@ def _device(fields: Fields) -> Device:
         aliases=tuple(fields.texts("aliases")) if "aliases" in fields else (),
         num_cores=fields.integer("cores", None) if is_cpu else None,
     )
+
+
+def _link_bandwidth(fields: Fields, *, is_cpu: bool) -> float | None:
+    if is_cpu and "link_gb_s" not in fields:
+        memory, cores = fields.number("bandwidth_gb_s") * 1e9, fields.integer("cores", None)
+        return shared_memory_bandwidth(memory, cores, is_between_sockets=True)
+    link: float | None = fields.number("link_gb_s", None)
+    return link and link * 1e9
 
 
 def _one_of(fields: Fields, name: str, choices: tuple[str, ...], default: str) -> str:

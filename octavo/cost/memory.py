@@ -186,7 +186,8 @@ class _Case:
         if given is not None:
             num_blocks = number_that_fits(given, block_bytes)
         else:
-            left_over = Room(self.device, left, block_bytes, self.precision.kv.name)
+            num_ranks = self.parallel.tp if self.parallel.scheme == "gather" else 1
+            left_over = Room(self.device, left, block_bytes, self.precision.kv.name, num_ranks)
             num_blocks = self.profile.num_blocks(left_over, self.limits)
         return num_blocks * block_bytes, num_blocks
 

@@ -49,7 +49,7 @@ class Mixer(Protocol):
         ...
 
     def meetings(self, hidden: int) -> Iterator[Meeting]:
-        """What ranks tell each other of one token, in order (scheme `gather`)."""
+        """Return the values of one token that ranks exchange, in order (scheme `gather`)."""
         ...
 
 
@@ -81,7 +81,9 @@ class Attention:
 
     def weights(self, hidden: int) -> Iterator[WeightShape]:
         for name, heads, dim in self._projections():
-            yield columns(f"self_attn.{name}_proj", "attention.qkv", heads, dim, hidden, self.heads)
+            query_heads = 0 if self._is_normed_whole and name != "v" else self.heads
+            full = f"self_attn.{name}_proj"
+            yield columns(full, "attention.qkv", heads, dim, hidden, query_heads)
             if self.qkv_bias:
                 yield vector(f"self_attn.{name}_proj.bias", heads, dim)
         yield rows("self_attn.o_proj", "attention.output", hidden, self.heads, self._value_dim)
@@ -117,10 +119,14 @@ class Attention:
 
     def meetings(self, hidden: int) -> Iterator[Meeting]:
         """A rank keeps queries, keys and values of its own heads to itself, unless they are normed
-        over all heads at once."""
+        over all heads at once. The gates of its outputs are applied to all of them."""
+        before = []
         if self._is_normed_whole:
-            heads = self.heads, self.kv_heads
-            yield tuple(Shared(each * self.head_dim, by_heads=True) for each in heads)
+            before += [Shared(heads * self.head_dim) for heads in (self.heads, self.kv_heads)]
+        if self.has_output_gate:
+            before.append(Shared(self.heads * self._value_dim))
+        if before:
+            yield tuple(before)
         yield (Shared(self.heads * self._value_dim, by_heads=True),)
         yield (Shared(hidden),)
 

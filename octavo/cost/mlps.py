@@ -31,7 +31,7 @@ class DenseMlp:
         return (3 if self.is_gated else 2) * self.inner / tp
 
     def meetings(self, hidden: int) -> Iterator[Meeting]:
-        """What ranks tell each other of one token, in order (scheme `gather`)."""
+        """Return the values of one token that ranks exchange, in order (scheme `gather`)."""
         yield (Shared(self.inner),)
         yield (Shared(hidden),)
 

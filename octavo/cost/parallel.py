@@ -45,7 +45,7 @@ class Parallel:
 
     @property
     def shares(self) -> Shares:
-        """What the fullest of the tp devices has."""
+        """The shares of the fullest of the tp devices."""
         return _shares(self.tp, self.scheme)
 
     @property

@@ -87,14 +87,14 @@ class AttentionOp:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What all ranks together write of a step where the others read it, in shared memory (scheme
-    `gather`). Numbers are 32-bit floats, each written once.
+    """Numbers that all ranks together write into shared memory, where the others read them (scheme
+    `gather`). They are 32-bit floats, each written once.
 
     Args:
         token_values: numbers of each token of a pass, in all layers.
         row_values: numbers of each row of logits, which rank 0 reads.
-        meetings: of all ranks in a pass, after which what was written may be read; where logits are
-            made, there is one more.
+        meetings: barriers of all ranks in a pass, after which what was written may be read; where
+            logits are made, there is one more.
     """
 
     token_values: int
@@ -118,7 +118,7 @@ class RankModel:
         hidden_size, num_layers: ``num_layers`` on this rank; for norms, and what is communicated.
         activation_bytes: of one number between matrix products.
         num_moe_layers: on this rank, whose rows are sent to experts elsewhere and back.
-        exchange: what ranks tell each other; None where they add up results, or there is one.
+        exchange: between ranks on processors; None where they add up results, or there is one.
     """
 
     matrices: tuple[MatrixOp, ...]

@@ -40,7 +40,7 @@ class Matrix(Protocol):
 
 
 class Shares(Protocol):
-    """What the fullest rank has."""
+    """The shares of the rank that has most."""
 
     def check(self, model: str, heads: Sequence[int], scanned: Sequence[int]) -> None:
         """ConfigError if these cannot be shared out: heads of attention, and pieces of recurrent
@@ -64,8 +64,7 @@ class Shares(Protocol):
         ...
 
     def exchanges(self, width: int) -> bool:
-        """Whether ranks tell each other the outputs of a matrix that has ``width`` of them, as each
-        has made some."""
+        """Whether ranks exchange the ``width`` outputs of a matrix, as each computes some."""
         ...
 
 
@@ -115,7 +114,7 @@ class GatherShares:
 
     @cached_property
     def _parts(self) -> list[Part]:
-        return [Part(rank, self._tp) for rank in range(self._tp)]
+        return list(Part(size=self._tp).of_all_ranks())
 
     def check(self, model: str, heads: Sequence[int], scanned: Sequence[int]) -> None:
         fewest = min(heads or scanned, default=None)

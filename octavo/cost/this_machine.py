@@ -19,11 +19,11 @@ from typing import Any
 
 from octavo.base.errors import ConfigError
 from octavo.base.files import replace_file
-from octavo.cost.hardware import SHARED_MEMORY, SHARED_MEMORY_BANDWIDTH, Device
+from octavo.cost.hardware import SHARED_MEMORY, Device, shared_memory_bandwidth
 from octavo.cost.hardware_table import named_device
 from octavo.cost.probing import best_bandwidth, best_rate
 from octavo.cost.rank_model import Arithmetic
-from octavo.system import machine
+from octavo.system import machine, numa
 
 _ROUNDS = 4  # of all probes, of which the best counts: others may use the machine for a while
 _BUSY = 0.25  # of the cores, that others keep busy
@@ -122,7 +122,11 @@ def _processor(cpu: machine.Cpu, *, anew: bool = False, may_measure: bool = True
         memory_bytes=machine.memory().available,
         memory_bandwidth=found["bytes_per_s"],
         peaks={name: found[f"{name}_per_s"] for name in _MEASURED},
-        link_bandwidth=SHARED_MEMORY_BANDWIDTH,
+        link_bandwidth=shared_memory_bandwidth(
+            found["bytes_per_s"],
+            cpu.usable_cores,
+            is_between_sockets=numa.auto_ranks(numa.nodes()) > 1,
+        ),
         link_kind=SHARED_MEMORY,
         note=f"Memory is what is free now. Kernels: {isa}.",
         source=f"measured here{_when(found, cpu.usable_cores)}; kept in {path}",

@@ -1,4 +1,4 @@
-"""How the fused ops of a step are divided among the ranks of a tensor-parallel group.
+"""Division of the fused ops of a step among the ranks of a tensor-parallel group.
 
 Every rank has the same list of ops, and computes its part of the outputs of each::
 
@@ -97,12 +97,8 @@ class Division:
         return self.of_rows(num_rows)
 
     def of_rows(self, num_rows: int) -> range:
-        """Return a rank's outputs of a matrix: all of them if there is not a tile for each rank."""
-        return self.part.of_rows(num_rows) if self._is_divided(num_rows) else range(num_rows)
-
-    def experts_are_divided(self, op: FusedExperts) -> bool:
-        inner = op.experts[0].gate.shape[0]
-        return self._is_divided(inner) and self._is_divided(op.out.width)
+        """Return a rank's outputs of a matrix: all of them if they are not divided."""
+        return self.part.of_rows(num_rows) if self.is_divided(num_rows) else range(num_rows)
 
     def is_shared(self, value: Value) -> bool:
         """Whether ranks make parts of a value that each of them reads as a whole."""
@@ -121,7 +117,7 @@ class Division:
                         yield segment.weight, self.rows(op, index)
                 case FusedHead():
                     yield op.weight, self.of_rows(op.weight.shape[0])
-                case FusedExperts() if self.experts_are_divided(op):
+                case FusedExperts():
                     for matrix in (each for expert in op.experts for each in expert.matrices):
                         yield matrix, self.of_rows(matrix.shape[0])
                 case _:
@@ -132,13 +128,15 @@ class Division:
         token of a step, and for each row of the head whose logits are needed."""
         per_token = sum(value.width for op in ops for value in self._outputs(op))
         for op in ops:
-            if isinstance(op, FusedExperts) and self.experts_are_divided(op):
-                per_token += op.routing.top_k * op.experts[0].gate.shape[0]
+            if isinstance(op, FusedExperts) and self.is_divided(inner := _inner(op)):
+                per_token += op.routing.top_k * inner
         head = ops[-1]
         assert isinstance(head, FusedHead)
-        return per_token, 0 if self.part.is_whole else head.weight.shape[0]
+        vocab_size = head.weight.shape[0]
+        return per_token, vocab_size if self.is_divided(vocab_size) else 0
 
-    def _is_divided(self, num_rows: int) -> bool:
+    def is_divided(self, num_rows: int) -> bool:
+        """Whether ranks make parts of so many outputs: there is a tile for each of them."""
         return not self.part.is_whole and num_rows >= TILE_ROWS * self.part.size
 
     def _divide_heads(self, op: FusedOp, readers: dict[Value, list[FusedOp]]) -> None:
@@ -174,10 +172,14 @@ class Division:
         match op:
             case FusedLinear():
                 for segment in op.segments[:1] if op.activation else op.segments:
-                    is_divided = self._is_divided(segment.weight.shape[0])
+                    is_divided = self.is_divided(segment.weight.shape[0])
                     if is_divided and segment.out.source not in self._heads:
                         yield segment.out.source
             case FusedAttention() | FusedLatentAttention():
                 yield op.out.source
-            case FusedExperts() if self.experts_are_divided(op):
+            case FusedExperts() if self.is_divided(op.out.width):
                 yield op.out.source
+
+
+def _inner(op: FusedExperts) -> int:
+    return op.experts[0].gate.shape[0]

@@ -304,7 +304,7 @@ def residual_stream(ops: Sequence[FusedOp], num_layers: int) -> tuple[Value, Fus
 
 
 class Sharing(Protocol):
-    """What ranks that compute a step together share; see ``division.py``."""
+    """Memory and meetings of ranks that compute a step together; see ``division.py``."""
 
     def is_shared(self, value: Value) -> bool:
         """Whether a value lies in memory that all ranks read and write."""

@@ -231,8 +231,8 @@ class Plan:
     @property
     def prefill(self) -> Prediction:
         """Seconds of a prompt alone."""
-        budget = self.deployment.settled.max_num_batched_tokens
-        return prefill_time(self.deployment.step_time, self.traffic.input_len, budget)
+        budget, stages = self._prompt_steps
+        return prefill_time(self.deployment.step_time, self.traffic.input_len, budget, stages)
 
     @property
     def decode_step(self) -> Prediction:
@@ -242,8 +242,13 @@ class Plan:
     @cached_property
     def prefill_cost(self) -> StepCost:
         """Cost of the first step of a prompt alone, by operation."""
-        budget = self.deployment.settled.max_num_batched_tokens
-        return self.deployment.step_cost(prompt_chunks(self.traffic.input_len, budget)[:1])
+        first, *_ = prompt_chunks(self.traffic.input_len, *self._prompt_steps)
+        return self.deployment.step_cost([first])
+
+    @property
+    def _prompt_steps(self) -> tuple[int, int]:
+        """Tokens of a step, and stages of a pipeline."""
+        return self.deployment.settled.max_num_batched_tokens, self.deployment.parallel.pp
 
     @cached_property
     def decode_cost(self) -> StepCost:

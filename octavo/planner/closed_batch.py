@@ -16,7 +16,7 @@ from octavo.core.prefill_pacing import Pacer
 from octavo.cost.prediction import Prediction, worst
 from octavo.cost.work import Span
 from octavo.measure.statistics import mean_or_percentile
-from octavo.planner.latency import ENDS, BatchSlots, Latency, StepTime, between
+from octavo.planner.latency import ENDS, BatchSlots, Latency, StepTime, between, prefill_time
 from octavo.planner.traffic import Traffic
 
 # Number of similar steps that pacing remembers.
@@ -31,7 +31,8 @@ class ClosedBatch:
     """Latency and throughput of requests that begin together; an
     `octavo.planner.latency.ServiceEstimate`.
 
-    ``groups``: equal groups of such requests beside each other, each with slots of its own.
+    ``groups``: equal groups of such requests beside each other, each with slots of its own. With
+    ``slots.stages``, each is one request, which has so many stages of a pipeline for its prompt.
     """
 
     is_stable = True  # no more requests come
@@ -128,6 +129,8 @@ class _BatchRun:
         self._pacer = Pacer(slots.target_step_seconds)
 
     def run(self) -> None:
+        if self._slots.stages > 1:
+            self._compute_lone_prompt()
         while self._waiting or self._running:
             # Those that need a single token come first: streams, and prompts but for one.
             singles = [each for each in self._running if each.produced or self._left(each) == 1]
@@ -142,6 +145,20 @@ class _BatchRun:
             self._running = [
                 each for each in self._running if each.produced < self.traffic.output_len
             ]
+
+    def _compute_lone_prompt(self) -> None:
+        """Compute the prompt of a request that has some stages of a pipeline for itself."""
+        (request,) = self._running = [self._waiting.pop()]
+        slots, input_len = self._slots, self.traffic.input_len
+        seconds = prefill_time(
+            self._step_time, input_len, slots.max_num_batched_tokens, slots.stages
+        )
+        request.computed = input_len
+        self._produce(request, 1)
+        self.strides.append(seconds)
+        self.prefill_seconds += seconds.value
+        if self.traffic.output_len == 1:
+            self._running = []
 
     def _left(self, request: _Request) -> int:
         """Number of tokens of its prompt that are still to be computed."""

@@ -146,7 +146,10 @@ class Deployment:
         fitting = self.memory.max_concurrency(total_len)
         most = min(self.settled.max_num_seqs, fitting) // self.parallel.pp
         return BatchSlots(
-            max(1, most), self.settled.max_num_batched_tokens, self.target_step_seconds
+            max(1, most),
+            self.settled.max_num_batched_tokens,
+            self.target_step_seconds,
+            self.parallel.pp,
         )
 
     @property
@@ -165,6 +168,8 @@ class Deployment:
         group, slots = traffic.share(self.num_groups), slots or self.slots(traffic.total_len)
         if group.rate is None:
             number = (traffic.concurrency or 1) / (group.concurrency or 1)
+            of_copy = traffic.share(self.parallel.dp * self.replicas).concurrency or 1
+            slots = replace(slots, stages=max(1, self.parallel.pp // of_copy))
             return ClosedBatch(self.step_time, group, slots, number)
         if group.concurrency is not None:
             slots = replace(slots, max_num_seqs=min(slots.max_num_seqs, group.concurrency))

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.cost.prediction import Prediction, Source
+from octavo.core.step_share import PipelineShare, StepShare, WholeShare
+from octavo.cost.prediction import Prediction, Source, worst
 from octavo.cost.work import Span
 
 # Seconds of a step.
@@ -22,11 +23,13 @@ StepTime = Callable[[Sequence[Span]], Prediction]
 class BatchSlots:
     """Slots of a batch, and the tokens that a step computes. While others are being answered, a
     step computes no more prompt tokens than ``target_step_seconds`` allow (0 is no bound); see
-    `octavo.core.prefill_pacing`."""
+    `octavo.core.prefill_pacing`. Where a pipeline has ``stages``, each works on such a batch, and a
+    prompt goes through all of them; see `octavo.core.step_share`."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     target_step_seconds: float = 0.0
+    stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +80,36 @@ class ServiceEstimate(Protocol):
         ...
 
 
-def prefill_time(step_time: StepTime, input_len: int, budget: int) -> Prediction:
-    """Seconds of a prompt that is alone, in as many steps as the budget of tokens makes it take."""
-    total = Prediction(0.0, 0.0, 0.0, "measured")
-    for chunk in prompt_chunks(input_len, budget):
-        total += step_time([chunk])
-    return total
+def prefill_time(step_time: StepTime, input_len: int, budget: int, stages: int = 1) -> Prediction:
+    """Seconds of a prompt that is alone, in as many steps as the budget of tokens and the stages of
+    a pipeline make it take."""
+    steps = [step_time([chunk]) for chunk in prompt_chunks(input_len, budget, stages)]
+    ends = [pipeline_seconds([getattr(step, end) for step in steps], stages) for end in ENDS]
+    return between(ends, worst(step.source for step in steps))
 
 
-def prompt_chunks(input_len: int, size: int) -> list[Span]:
-    """Split a prompt into pieces of ``size`` tokens. A token is sampled after the last."""
-    return [
-        Span(start, min(size, input_len - start), int(start + size >= input_len))
-        for start in range(0, input_len, size)
-    ]
+def prompt_chunks(input_len: int, size: int, stages: int = 1) -> list[Span]:
+    """Split a prompt into pieces of ``size`` tokens, or of the shares that a step of a pipeline
+    gets of what is left. A token is sampled after the last."""
+    share: StepShare = PipelineShare(stages, size) if stages > 1 else WholeShare()
+    chunks, start = [], 0
+    while start < input_len:
+        left = input_len - start
+        count = int(min(size, left, share.prompt_tokens([left])))
+        chunks.append(Span(start, count, int(count == left)))
+        start += count
+    return chunks
+
+
+def pipeline_seconds(steps: Sequence[float], stages: int) -> float:
+    """Seconds until the last of some steps has passed equal stages. A step begins when the one
+    before it has left the first stage, and no more are under way than there are stages."""
+    free, ends = 0.0, [0.0]
+    for number, seconds in enumerate(steps):
+        start = max(free, ends[max(0, number - stages + 1)])
+        free = start + seconds / stages
+        ends.append(max(ends[-1], start + seconds))
+    return ends[-1]
 
 
 def decode_time(step_time: StepTime, streams: int, context: int) -> Prediction:

@@ -70,8 +70,8 @@ def deployment_json(deployment: Deployment) -> dict[str, Any]:
 
 
 def exchange_json(deployment: Deployment) -> dict[str, int] | None:
-    """Return what ranks on processors write for each other in shared memory, all together; None
-    where they add up results, or there is one. ``meetings``: in a pass, without that of the
+    """Return the bytes that ranks on processors exchange, all together; None where they add up
+    results, or there is one. ``meetings``: in a pass, without that of the
     logits."""
     exchange = deployment.steps.model.exchange
     if exchange is None:

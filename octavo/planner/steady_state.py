@@ -7,8 +7,9 @@ with that time, requests at a given rate make a number of streams. The load sett
 what is there, so do streams: each has B others beside it where B are there.
 
 A prompt waits for the step that is under way, then for the prompts before it (M/D/1), and for a
-slot where all are taken (M/M/k). These are approximations. The number of streams, and the number of
-prompts that come during a stream, are taken to vary as arrivals do (Poisson).
+slot where all are taken (M/M/k). In a pipeline, the pieces of a prompt follow each other through
+the stages, each of which works on a batch. These are approximations. The number of streams, and the
+number of prompts that come during a stream, are taken to vary as arrivals do (Poisson).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from octavo.planner.latency import (
     Latency,
     StepTime,
     between,
+    pipeline_seconds,
     prompt_chunks,
 )
 from octavo.planner.queueing import (
@@ -115,10 +117,12 @@ class _Steps:
         self.gaps = traffic.output_len - 1  # between the tokens of an answer
         self._budget = slots.max_num_batched_tokens
         self._target = slots.target_step_seconds
+        self.stages = slots.stages
         self._costs = costs
         self._end = end
         # Several figures are asked for beside the same streams, one after the other.
-        self._last_room, self._last_prompt = (-1.0, 0), (-1.0, 0.0)
+        self._last_room = -1.0, 0
+        self._last_prompt: tuple[float, list[float]] = -1.0, []
 
     def decode(self, streams: float) -> float:
         """Seconds of a step without prompts, of one stream at least."""
@@ -126,13 +130,20 @@ class _Steps:
 
     def prompt(self, streams: float) -> float:
         """Seconds of all the steps that one prompt takes beside some streams."""
-        if self._last_prompt[0] != streams:
-            chunks = prompt_chunks(self.input_len, self.room(streams))
-            self._last_prompt = streams, sum(self._line(streams, chunk) for chunk in chunks)
-        return self._last_prompt[1]
+        return sum(self._prompt_steps(streams))
+
+    def first_token(self, streams: float) -> float:
+        """Seconds until they are done: in a pipeline, several are under way at once."""
+        return pipeline_seconds(self._prompt_steps(streams), self.stages)
 
     def num_chunks(self, streams: float) -> int:
-        return math.ceil(self.input_len / self.room(streams))
+        return len(self._prompt_steps(streams))
+
+    def _prompt_steps(self, streams: float) -> list[float]:
+        if self._last_prompt[0] != streams:
+            chunks = prompt_chunks(self.input_len, self.room(streams), self.stages)
+            self._last_prompt = streams, [self._line(streams, chunk) for chunk in chunks]
+        return self._last_prompt[1]
 
     def full(self, streams: float) -> float:
         """Seconds of one step with as many whole prompts as it can hold."""
@@ -199,15 +210,19 @@ class _Load:
 
     def ttft(self, percentile: float | None) -> float:
         steps, streams = self._steps, self.streams
-        own, step = steps.prompt(streams), self._step_under_way
-        service = own if steps.num_chunks(streams) > 1 else self._packed(streams)
+        own, prompt = steps.first_token(streams), steps.prompt(streams)
+        service = prompt if steps.num_chunks(streams) > 1 else self._packed(streams)
         stay = steps.gaps * self._tpot_beside(streams)
+        # A prompt may begin whenever the first stage is free, whatever batch that works on then:
+        # all batches have one queue.
+        stages = steps.stages
+        step, service = self._step_under_way / stages, service / stages
+        rate, slots = self._rate * stages, self._slots * stages
         if percentile is None:
-            waits = md1_wait(self._rate, service) + mmk_wait(self._rate, stay, self._slots)
-            return own + step / 2 + waits
+            return own + step / 2 + md1_wait(rate, service) + mmk_wait(rate, stay, slots)
         share = percentile / 100
-        waits = md1_wait_quantile(self._rate, service, share)
-        waits += mmk_wait_quantile(self._rate, stay, self._slots, share)
+        waits = md1_wait_quantile(rate, service, share)
+        waits += mmk_wait_quantile(rate, stay, slots, share)
         return own + step * share + waits
 
     def tpot(self, percentile: float | None) -> float:
@@ -218,7 +233,7 @@ class _Load:
         if percentile is None:
             return mean
         share = percentile / 100
-        delay, met = self._delay, self._rate * (gaps * mean + self._steps.prompt(self.streams))
+        delay, met = self._delay, self._rate * (gaps * mean + self._steps.first_token(self.streams))
         further = self._rate * delay
         by_prompts = delay * (delays_quantile(met * (1 - further), further, share) - met) / gaps
         by_streams = NormalDist().inv_cdf(share) * self._decode_spread
@@ -241,7 +256,7 @@ class _Load:
         if rate * prompt < 1:
             extra = prompt - steps.num_chunks(streams) * decode
             # Prompts that came while its own was computed are computed while it decodes.
-            before = rate * extra * prompt / max(1, steps.gaps)
+            before = rate * extra * steps.first_token(streams) / max(1, steps.gaps)
             return (decode + before) / (1 - rate * extra)
         # Every step has prompts: as many as come while it lasts, if there is room for them.
         each = self._packed(streams)

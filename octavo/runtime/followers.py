@@ -21,6 +21,7 @@ import sys
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from octavo.base.errors import ConfigError, EngineError, PeerEndedError
@@ -61,6 +62,15 @@ class Followers:
     def failure(self) -> EngineError | None:
         """The end of a follower, in words; None as long as all run."""
         return self._watch.failure.result() if self._watch.failure.done() else None
+
+    def when_one_ends(self, callback: Callable[[PeerEndedError], object]) -> None:
+        """Have ``callback`` called, in a thread of its own, when a follower ends by itself."""
+
+        def call(failure: Future[EngineError]) -> None:
+            if isinstance(error := failure.result(), PeerEndedError):
+                callback(error)
+
+        self._watch.failure.add_done_callback(call)
 
     def send(self, message: Message) -> None:
         """Send a message to all followers."""

@@ -49,6 +49,7 @@ class FollowingForward(NativeForward):
     def run(self, header: StepHeader, reader: Reader) -> None:
         """Run a step. BadMessage if it does not fit the sizes that this rank was started with."""
         self._check_sizes(header)
+        most_positions = header.num_blocks * self.cache.block_size + header.num_multi_steps
         arguments, sequences = self._arguments, self._arguments.seqs
         num_seqs, num_tokens, num_out = header.num_seqs, header.num_tokens, header.num_out
         self._token_ids[:num_tokens] = _words(reader, num_tokens)
@@ -73,6 +74,9 @@ class FollowingForward(NativeForward):
             windows = _words(reader, SINK_WINDOW_WORDS * num_seqs).tobytes()
             ctypes.memmove(self._sink_windows, windows, len(windows))
             sequences.sink_windows = ctypes.addressof(self._sink_windows)
+            most_positions = max(
+                most_positions, *(each.turn + each.window for each in self._sink_windows[:num_seqs])
+            )
         if header.flags & HAS_STATES:
             self._state_source[:num_seqs] = _words(reader, num_seqs)
             self._state_target[:num_seqs] = _words(reader, num_seqs)
@@ -81,6 +85,10 @@ class FollowingForward(NativeForward):
             end = change.first + len(change.entries)
             self._tables.array[change.group, change.row, change.first : end] = change.entries
         reader.end()
+        if not header.head_only and not 0 <= header.num_positions <= most_positions:
+            raise BadMessage(
+                f"{header.num_positions} positions of a step that has {most_positions}"
+            )
         sequences.num_seqs, sequences.num_tokens = num_seqs, num_tokens
         self._point_at_tables(rows, header.num_blocks)
         arguments.num_out, arguments.head_only = num_out, header.head_only
@@ -104,14 +112,9 @@ class FollowingForward(NativeForward):
             ),
             ("blocks of a table", header.num_blocks, 0, most_blocks),
             ("changes of tables", header.num_changes, 0, self._tables.array[..., 0].size * 2),
-            ("positions", header.num_positions, 0, _MOST_POSITIONS),
         ):
             if not least <= value <= most:
                 raise BadMessage(f"a step of {value} {what}: {least} to {most} are possible")
-
-
-# Rows of a rope table at most: enough for any context, and of a size that can be allocated.
-_MOST_POSITIONS = 1 << 24
 
 
 class Follower:
@@ -132,10 +135,12 @@ class Follower:
                 self._forwards[header.program].run(header, reader)
             case kind if kind == COPY:
                 blocks = reader.take(reader.num_left).tolist()
+                if len(blocks) % 2:
+                    raise BadMessage(f"blocks are copied in pairs, and these are {len(blocks)}")
                 self._check_blocks(blocks)
                 self._cache.copy_blocks(zip(blocks[::2], blocks[1::2], strict=True))
             case kind if kind == MOVE:
-                target = reader.number("the target of a move", 0, _MOST_POSITIONS)
+                target = reader.number("the target of a move", 0, 2**31 - 1)
                 sources = reader.take(reader.number("a count", 0, reader.num_left)).tolist()
                 table = reader.take(reader.num_left).tolist()
                 self._check_blocks(table)

@@ -18,8 +18,8 @@ AUTO = "auto"  # as many ranks as there are NUMA nodes with processors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBounds:
-    """What bounds the ranks that can share a model on one machine. None: it is not known, or bounds
-    nothing.
+    """Bounds of the ranks that can share a model on one machine. None: it is not known, or there is
+    no such bound.
 
     Args:
         model: its name, for errors.

@@ -162,4 +162,4 @@ class LeadingForward(NativeForward):
 
 
 def _send(group: ShmGroup, words: array[int]) -> None:
-    group.send(np.frombuffer(words, dtype=np.int32))
+    group.send(words)

@@ -1,4 +1,4 @@
-"""What a follower of a tensor-parallel engine does: it loads its part of the model, and obeys.
+"""Loading and work of a follower, a rank other than 0 of a tensor-parallel engine.
 
 ``octavo.runtime.rank_process`` runs `serve` in a process of its own; ``rank_group.py`` is the other
 end of the connection.

@@ -53,7 +53,9 @@ class LoadedEngine:
         model_config: ModelConfig,
         info: dict[str, Any],
         load_seconds: dict[str, float],
+        ranks: OneRank,
     ):
+        self.ranks = ranks
         self.config = config
         self.text_engine = text_engine
         self.model_config = model_config
@@ -153,9 +155,10 @@ def _load_engine(
         "kv_blocks": config.cache.num_blocks,
         "block_size": config.cache.block_size,
         **_memory_info(capacity, config),
+        **({} if spec.part.is_whole else {"tensor_parallel_size": spec.part.size}),
     }
     text_engine = TextEngine(engine, tokenizer, model_config.vocab_size, eos_token_ids, config.seed)
-    return LoadedEngine(config, text_engine, model_config, info, phases.seconds)
+    return LoadedEngine(config, text_engine, model_config, info, phases.seconds, ranks)
 
 
 def _check_speculation(model: ModelConfig) -> None:
@@ -254,6 +257,11 @@ def _open_store(
     cache = config.cache
     if cache.offload is None:
         return None
+    if cache.offload.folder is not None and not spec.part.is_whole:
+        raise ConfigError(
+            f"kv_offload to {cache.offload.folder}: its files would have the KV of one of "
+            f"{spec.part.size} ranks; give a size of host memory alone, or tensor_parallel_size=1"
+        )
     from octavo.offload.kv_identity import identity_of
     from octavo.offload.open_store import open_store
     from octavo.offload.restore_rule import predicted_rule

@@ -10,7 +10,10 @@ ranks.wait_until_started(rank)          what the others could not do is an error
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from octavo.base.errors import PeerEndedError
 
 if TYPE_CHECKING:
     from octavo.runtime.capacity import RankLimits, RankSpec
@@ -28,5 +31,9 @@ class OneRank:
     def start(self, rank: Rank, limits: RankLimits) -> None: ...
 
     def wait_until_started(self, rank: Rank) -> None: ...
+
+    def when_one_ends(self, callback: Callable[[PeerEndedError], object]) -> None:
+        """Have ``callback`` called, in any thread, when another rank has ended by itself: then the
+        engine can compute nothing more."""
 
     def close(self) -> None: ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,6 +102,9 @@ class RankGroup(OneRank):
             self._followers.receive()
         except PeerEndedError as error:
             raise ConfigError(f"tensor_parallel_size: {error}") from error
+
+    def when_one_ends(self, callback: Callable[[PeerEndedError], object]) -> None:
+        self._followers.when_one_ends(callback)
 
     def close(self) -> None:
         self._followers.close()

@@ -40,7 +40,7 @@ class Node:
     Args:
         cpus: its processors that the process may use; those of one core follow each other. Nodes of
             memory alone (CXL, HBM) have none, nor have those outside of the affinity.
-        total_bytes, free_bytes: of its memory, whoever may use it.
+        total_bytes, free_bytes: of its memory, that of others included.
         has_memory: it has memory, and the process may have some of it (cpuset).
         distances: to each node by its number, 10 to itself; empty where the kernel does not tell.
     """
@@ -157,7 +157,7 @@ def _distances(folder: Path, numbers: Sequence[int]) -> tuple[tuple[int, int], .
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Where a rank runs.
+    """The place of a rank on the machine.
 
     Args:
         num_threads: that it computes with.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -194,7 +196,7 @@ def test_one_rank_exchanges_what_it_would_not():
 def test_exchanges_are_transfers_that_grow_with_rows():
     spec = spec_of("smollm2-135m")
     model = rank_model(spec, precision_of(spec), Parallel(tp=2).on("cpu"))
-    link = link_of(find_device("xeon-spr")[0])
+    link = link_of(replace(find_device("xeon-spr")[0], link_bandwidth=20e9))
     (rows,) = passes([Span(9, 1)] * 3 + [Span(0, 10, 0)])
     layers, head = transfers(model, rows, link)
     assert (layers.name, layers.count) == ("layers.gather", 120)
@@ -211,13 +213,14 @@ def test_exchanges_are_transfers_that_grow_with_rows():
 )
 def test_shared_memory_as_it_was_measured(num_bytes, measured):
     """Meeting, and reading the half that another process has written, on two quiet cores."""
-    link = link_of(find_device("xeon-spr")[0])
+    two_cores = replace(find_device("epyc-genoa")[0], link_bandwidth=40e9, is_measured=True)
+    link = link_of(replace(two_cores, num_cores=2).shared_by(2))
     assert all_gather(num_bytes, 2, link) == pytest.approx(measured, rel=0.15)
 
 
 def test_layouts_of_processors_that_cannot_be():
     device, _ = find_device("xeon-spr")
-    assert link_between(device, Parallel(tp=8)).bandwidth == 20e9
+    assert link_between(device, Parallel(tp=8)).bandwidth == device.memory_bandwidth / 4
     with pytest.raises(ConfigError, match="16 ranks do not share the memory of one machine, but 8"):
         link_between(device, Parallel(tp=16))
     for others in ({"pp": 2}, {"tp": 2, "ep": 2}):

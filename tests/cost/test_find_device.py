@@ -19,7 +19,8 @@ HERE = replace(SOCKET, name="It, 96 threads", is_measured=True)
 
 def test_sockets_are_devices():
     assert SOCKET.num_cores == 96
-    assert (SOCKET.link_kind, SOCKET.link_bandwidth) == ("shared memory", 20e9)
+    assert SOCKET.link_kind == "shared memory"
+    assert SOCKET.link_bandwidth == SOCKET.memory_bandwidth / 4  # and 96 x 20 GB/s were more
     assert ranks_of(SOCKET, 2, 2) == (SOCKET, 2)
 
 
@@ -35,7 +36,8 @@ def test_ranks_share_this_machine():
     assert part.memory_bytes == HERE.memory_bytes / 4
     assert part.peak("int8") == HERE.peak("int8") / 4
     assert part.num_cores == 24
-    assert link_between(part, Parallel(tp=4)).bandwidth == 20e9
+    assert HERE.link_bandwidth is not None
+    assert link_between(part, Parallel(tp=4)).bandwidth == HERE.link_bandwidth / 4
 
 
 def test_there_is_a_core_for_each_rank():

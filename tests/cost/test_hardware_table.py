@@ -365,7 +365,7 @@ operations_per_cycle = {fp32 = 32}
 """
     path.write_text(card)
     (found,) = hardware_table.read_devices(path)
-    assert (found.num_cores, found.link_bandwidth, found.link_kind) == (4, 20e9, "shared memory")
+    assert (found.num_cores, found.link_bandwidth, found.link_kind) == (4, 10e9, "shared memory")
     path.write_text(card + "link_gb_s = 60\nlink_kind = 'UPI'\n")
     (found,) = hardware_table.read_devices(path)
     assert (found.link_bandwidth, found.link_kind) == (60e9, "UPI")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -15,12 +18,16 @@ from octavo.cost.catalogue import spec_of
 from octavo.cost.engine_profile import Limits, number_that_fits, profile, profiles
 from octavo.cost.find_device import find_device
 from octavo.cost.hardware import Device
-from octavo.cost.memory import MemoryPlan, memory
+from octavo.cost.memory import MemoryPlan, held_bytes, memory
 from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import precision_of
 from octavo.kernels.cpu.layout import experts_bytes
+from octavo.kernels.parts import Part
+from octavo.models.checkpoint import open_checkpoint
+from octavo.runtime.capacity import RankSpec, capacity_of, cpu_kv_bytes
 from octavo.runtime.memory_ledger import CONTEXT_BYTES, logits_bytes
+from octavo.settings.engine import EngineArgs, resolve
 
 GIB = 1 << 30
 
@@ -328,3 +335,17 @@ def test_ranks_have_their_parts_of_the_weights():
     one, two = (on_sockets("llama-3.1-8b", tp) for tp in (1, 2))
     assert two.weights_bytes == pytest.approx(one.weights_bytes / 2, rel=1e-3)
     assert two.num_blocks == 2 * one.num_blocks
+
+
+def test_ranks_have_the_pool_that_their_engine_gives_them(tiny_model):
+    """Half of what is free on the machine is for the pools of all ranks together."""
+    spec, free, (socket, _) = open_spec(tiny_model), 8 << 20, find_device("xeon-spr")
+    rank = RankSpec(tiny_model, group=cast(Any, SimpleNamespace(part=Part(0, 2))))
+    config = open_checkpoint(tiny_model).config()
+    capacity = capacity_of(rank, config, is_native=True, kv_memory_bytes=cpu_kv_bytes(free))
+    parallel, precision = Parallel(tp=2).on("cpu"), precision_of(spec)
+    weights = held_bytes(spec, precision, parallel, 0, False, 1)
+    socket = replace(socket, memory_bytes=weights + free / 2)
+    planned = memory(spec, precision, parallel, socket, profile("octavo"))
+    assert planned.num_blocks == resolve(EngineArgs(), capacity).cache.num_blocks
+    assert planned.num_blocks == (2 << 20) // (16 * planned.kv_bytes_per_token)

@@ -25,17 +25,18 @@ from octavo.cost.parallel import Parallel
 from octavo.cost.precision import precision_of, weights_bytes
 from octavo.cost.spec_hf import spec_from_hf
 from octavo.cost.weights import num_parameters, weights
-from octavo.layers.attention import Attention
-from octavo.layers.experts import ExpertMLPs
-from octavo.layers.latent_attention import LatentAttention
-from octavo.layers.linear import Linear
+from octavo.kernels.division import Division
+from octavo.kernels.fused_ops import CannotFuse, FusedExperts
+from octavo.kernels.parts import Part
 from octavo.layers.module import named_parameters
 from octavo.models import registry
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config_hf import config_from_hf
 from octavo.models.gguf_export import export_gguf
+from octavo.models.loader import load_checkpoint
 from octavo.models.tensor_split import cut_of
 from octavo.quantization.ggml_types import GGMLType
+from octavo.runtime.op_program import plan_step
 
 # One of each family, and those of which a switch changes tensors.
 NAMES = [
@@ -152,33 +153,22 @@ def test_devices_share_the_parameters_as_the_plan_says(name, ways, folder_of):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("tp", [2, 3])
-def test_ranks_exchange_what_their_modules_make(name, tp, folder_of):
-    spec, config = open_spec(folder_of(name)), open_checkpoint(folder_of(name)).config()
-    model = registry.model_class(config.architecture)(config)
-    # What heads make, their gates included; of an MLP, gate and up are multiplied to one value.
-    private = {"q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj"}
-    total = 0
-
-    def count(width: int, times: int = 1, *, by_heads: bool = False) -> None:
-        nonlocal total
-        total += width * times if by_heads or width >= 16 * tp else 0
-
-    for path, module in model.named_modules():
-        last, is_expert = path.rpartition(".")[2], ".experts." in path
-        if isinstance(module, Attention):
-            count(module.num_heads * module.head_dim, by_heads=True)
-            if module.whole_qk_norm:
-                heads = module.num_heads + module.num_kv_heads
-                count(heads * module.head_dim, by_heads=True)
-        elif isinstance(module, LatentAttention):
-            count(module.num_heads * module.latent.value_dim, by_heads=True)
-        elif isinstance(module, ExpertMLPs):
-            count(module.routing.num_experts)
-            count(module.experts[0].up_proj.weight.shape[0], module.routing.top_k)
-            count(config.hidden_size)
-        elif isinstance(module, Linear) and last not in private and not is_expert:
-            count(module.weight.shape[0])
-    assert exchange_of(spec, tp).token_values == total
+def test_ranks_exchange_what_is_planned(name, tp, folder_of):
+    spec, checkpoint = open_spec(folder_of(name)), open_checkpoint(folder_of(name))
+    config = checkpoint.config()
+    ops = plan_step(load_checkpoint(checkpoint, config))[0].ops
+    exchange = exchange_of(spec, tp)
+    planned = exchange.token_values, exchange.row_values
+    if tp > config.num_heads:
+        with pytest.raises(CannotFuse, match="cannot be divided"):
+            Division(ops, Part(0, tp))
+        return
+    division = Division(ops, Part(0, tp))
+    assert division.exchanged(ops) == planned
+    # Barriers of all ranks: behind each op that they share, and between the products of experts.
+    experts = [op for op in ops if isinstance(op, FusedExperts)]
+    between = sum(division.is_divided(op.experts[0].gate.shape[0]) for op in experts)
+    assert sum(map(division.meets, ops)) + between == exchange.meetings
 
 
 # Those that GGUF files can say, one of each architecture.

@@ -9,9 +9,9 @@ import subprocess
 import sys
 import threading
 import time
+from array import array
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from octavo.base.errors import ConfigError, EngineError, PeerEndedError
@@ -67,8 +67,8 @@ def is_running(pid: int) -> bool:
     return state not in "ZX"
 
 
-def message(*words: int) -> np.ndarray:
-    return np.array(words, dtype=np.int32)
+def message(*words: int) -> array[int]:
+    return array("i", words)
 
 
 def step(group: ShmGroup, meetings: int) -> None:
@@ -187,7 +187,7 @@ def test_a_rank_that_is_killed_at_any_moment_ends_the_group(start, seed):
 # A home rank whose followers wait: for a message, or for it to come to a meeting.
 HOME = """
 import sys, time
-import numpy as np
+from array import array
 from octavo.kernels.cpu.group import ShmGroup
 from octavo.runtime.followers import Followers
 
@@ -195,10 +195,10 @@ group = ShmGroup.create(3, num_bytes=4 << 20)
 followers = Followers("follower_double", group, {"does": "steps"})
 followers.receive()
 for _ in range(10):
-    group.send(np.array([1], dtype=np.int32))
+    group.send(array("i", [1]))
     group.meet()
 if sys.argv[1] == "meeting":
-    group.send(np.array([1], dtype=np.int32))
+    group.send(array("i", [1]))
 print(*followers.pids, flush=True)
 time.sleep(600)
 """

@@ -55,7 +55,7 @@ def test_nothing_is_lost_whatever_fails(num_requests, monkeypatch):
     monkeypatch.setitem(routing.ROUTERS, "prefix_aware", CheckedRouter)
     draw = random.Random(num_requests)
     prompts = hot_prefixes(num_requests, seed=3)
-    times = arrival_times(num_requests, 20.0, seed=3)
+    times = arrival_times(num_requests, 12.0, seed=3)
     outages = [
         Outage(draw.randrange(NUM_REPLICAS), draw.uniform(0, times[-1]), draw.choice([0.0, 2.0]))
         for _ in range(5 + num_requests // 1000)

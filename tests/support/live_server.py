@@ -239,12 +239,12 @@ class LiveServer:
         """The processes that it has started, and those that these have."""
         return _descendants(self.process.pid)
 
+    def processes_of(self, module: str) -> list[int]:
+        """Those of its processes that run a module of Python."""
+        return [pid for pid in self.descendants() if module.encode() in _command_line(pid)]
+
     def engine_pids(self) -> list[int]:
-        return [
-            pid
-            for pid in self.descendants()
-            if b"octavo.server.engine.worker" in _command_line(pid)
-        ]
+        return self.processes_of("octavo.server.engine.worker")
 
     @property
     def engine_pid(self) -> int:

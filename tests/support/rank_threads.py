@@ -57,3 +57,14 @@ def _end(home: ShmGroup, threads: list[threading.Thread]) -> None:
     home.abort()
     for thread in threads:
         thread.join(10)
+
+
+def lone_follower(like: Rank, model, config) -> Follower:
+    """Return a follower of a group that has ended: what it is told to compute ends at the first
+    meeting."""
+    home = ShmGroup.create(2, num_bytes=_NUM_BYTES)
+    group = ShmGroup.attach(os.dup(home.fd), 1, 2)
+    rank = Rank.of_model(replace(like.spec, group=group), model, config)
+    rank.start(like.forward.limits)
+    home.abort()
+    return Follower(rank.forward)

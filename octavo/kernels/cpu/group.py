@@ -15,6 +15,7 @@ import mmap
 import os
 import sys
 import weakref
+from array import array
 from typing import NamedTuple
 
 import numpy as np
@@ -59,6 +60,7 @@ class ShmGroup:
             raise EngineError(f"the memory of a group: {self._library.last_error()}")
         self._as_parameter_ = ctypes.c_void_p(handle)
         self._message = np.empty(0 if rank == 0 else _MAX_MESSAGE_WORDS, dtype=np.int32)
+        self._message_at = self._message.ctypes.data
         self._close = weakref.finalize(
             self, _close, self._library, self._as_parameter_, fd, self._memory
         )
@@ -137,12 +139,11 @@ class ShmGroup:
         self._used = start + num_bytes
         return self._memory[start : start + num_bytes]
 
-    def send(self, words: np.ndarray) -> None:
-        """Send a message, int32 [1 or more], to all other ranks: as rank 0. Waits while they have
-        not yet read what was sent before."""
-        assert words.dtype == np.int32 and words.flags.c_contiguous
-        code = self._library.lib.oct_group_send(self, words.ctypes.data, len(words))
-        self._library.check(code)
+    def send(self, words: array[int]) -> None:
+        """Send a message, one number or more of type "i", to all other ranks: as rank 0. Waits
+        while they have not yet read what was sent before."""
+        assert words.typecode == "i"
+        self._library.check(self._library.lib.oct_group_send(self, *words.buffer_info()))
 
     def receive(self) -> np.ndarray:
         """Wait for the next message, and return it. It is valid until the next call.
@@ -151,7 +152,7 @@ class ShmGroup:
             EngineError: the memory has something that cannot be a message.
         """
         message = self._message
-        code = self._library.lib.oct_group_receive(self, message.ctypes.data, len(message))
+        code = self._library.lib.oct_group_receive(self, self._message_at, len(message))
         return message[: self._library.check(code)]
 
     def meet(self, stop: bool = False) -> bool:

@@ -367,9 +367,9 @@ class Program:
 
     def _experts(self, op: fused_ops.FusedExperts) -> abi.ExpertsArgs:
         hidden, inner = op.out.width, op.experts[0].gate.shape[0]
-        outputs, between, inner_rows = range(hidden), range(inner), None
-        if self.group is not None and self._division.experts_are_divided(op):
-            outputs, between = self._division.of_rows(hidden), self._division.of_rows(inner)
+        outputs, between = self._division.of_rows(hidden), self._division.of_rows(inner)
+        inner_rows = None
+        if self.group is not None and self._division.is_divided(inner):
             rows = self.group.allocate(
                 experts_bytes(hidden, inner, op.routing.top_k, self.max_tokens)
             )

@@ -25,7 +25,13 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from octavo.base.errors import ENDINGS, EngineError, OctavoError, QueueFullError
+from octavo.base.errors import (
+    ENDINGS,
+    EngineError,
+    OctavoError,
+    PeerEndedError,
+    QueueFullError,
+)
 from octavo.core.engine import EngineStep
 from octavo.core.engine_snapshot import EngineSnapshot
 from octavo.core.executor import Executor
@@ -93,14 +99,24 @@ class EngineWorker:
         self._num_errors_in_a_row = 0
         self._snapshot: EngineSnapshot | None = None  # None while snapshots are off
         self._snapshot_is_scheduled = False
+        self._end: EngineError | None = None
 
     def receive(self, message: Message) -> None:
         """Handle a message between two steps. May be called from any thread."""
         self._loop.tell(partial(self._obey, message))
 
+    def end(self, error: EngineError) -> None:
+        """Have ``run`` end with an error that is not of a step. May be called from any thread."""
+        self._end = error
+        self._loop.stop()
+
     def run(self) -> None:
         """Step the engine until a ``stop`` message comes."""
-        self._loop.run()
+        try:
+            self._loop.run()
+        finally:
+            if self._end is not None:
+                raise self._end
 
     # -- in ----------------------------------------------------------------------------------
 
@@ -330,16 +346,22 @@ def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     made: Future[EngineWorker] = Future()
     threading.Thread(target=_pass_on, args=(messages, made), daemon=True).start()
     try:
-        text_engine, facts = _load(start["args"], record, meter)
+        loaded = _load(start["args"], record, meter)
     except OctavoError as error:
         send({"ev": "failed", **error_to_message(error)})
         return 1
-    worker = EngineWorker(text_engine, record, meter, send)
+    worker = EngineWorker(loaded.text_engine, record, meter, send)
+    loaded.ranks.when_one_ends(worker.end)
     made.set_result(worker)
     gc.collect()
     gc.freeze()  # the model is for ever: no collection has to look at it again
+    facts = _facts_of(loaded, start["args"]["activations"])
     send({"ev": "ready", "facts": dataclasses.asdict(facts)})
-    worker.run()
+    try:
+        worker.run()
+    except PeerEndedError as error:
+        _log.error("%s", error)
+        return 1
     return 0
 
 
@@ -357,9 +379,7 @@ def _pass_on(messages: Iterator[Message], worker: Future[EngineWorker]) -> None:
     os._exit(0)  # the server has gone, maybe while the model was still being loaded
 
 
-def _load(
-    args: dict[str, Any], record: InFlightRecord, meter: SwitchableMeter
-) -> tuple[TextEngine, EngineFacts]:
+def _load(args: dict[str, Any], record: InFlightRecord, meter: SwitchableMeter) -> LoadedEngine:
     """Load the engine over an executor that is recorded, with its meter."""
     # The server has the queue with its limits, and refuses requests before they come here.
     unbounded = {"max_queued_requests": None, "max_queued_tokens": None}
@@ -371,9 +391,8 @@ def _load(
     loaded = load_engine(
         engine_args, is_served=True, is_replica=True, around_executor=around, meter=meter
     )
-    text_engine = loaded.text_engine
-    _warm_up(text_engine)
-    return text_engine, _facts_of(loaded, engine_args.activations)
+    _warm_up(loaded.text_engine)
+    return loaded
 
 
 def _with_faults(executor: Executor) -> Executor:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,7 +35,7 @@ def stress(compile_stress):
 
 @pytest.mark.parametrize(
     ("ranks", "threads", "rounds", "is_crowded"),
-    [(1, 2, 200, 0), (2, 1, 1000, 0), (2, 2, 300, 1), (3, 2, 300, 1), (4, 1, 300, 0)],
+    [(1, 2, 100, 0), (2, 1, 500, 0), (2, 2, 200, 1), (3, 2, 100, 1), (4, 1, 100, 0)],
 )
 def test_it_keeps_its_promises(stress, ranks, threads, rounds, is_crowded):
     done = stress(ranks, threads, rounds, is_crowded)
@@ -76,8 +77,8 @@ def together(groups: list[ShmGroup], act: Callable[[ShmGroup], object]) -> list[
         return list(threads.map(act, groups))
 
 
-def words(*numbers: int) -> np.ndarray:
-    return np.array(numbers, dtype=np.int32)
+def words(*numbers: int) -> array[int]:
+    return array("i", numbers)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -91,17 +92,16 @@ def test_all_get_the_answer_of_a_meeting(make_group, size):
 
 def test_messages_of_any_length_go_to_all_followers(make_group):
     groups = make_group(3)
-    sent = [np.arange(count, dtype=np.int32) * 7 for count in (1, 40, 16_368, 16_369, 400_000)]
+    sent = [words(*range(count)) for count in (1, 40, 16_368, 16_369, 400_000)]
 
-    def act(group: ShmGroup) -> list[np.ndarray]:
+    def act(group: ShmGroup) -> list[array[int]]:
         if group.rank == 0:
             for message in sent:
                 group.send(message)
             return sent
-        return [group.receive().copy() for _ in sent]
+        return [words(*group.receive()) for _ in sent]
 
-    for received in together(groups, act):
-        assert all(map(np.array_equal, received, sent))
+    assert together(groups, act) == [sent] * 3
     counts = GroupCounts(0, len(sent), 4 * sum(map(len, sent)))
     assert [group.counts for group in groups] == [counts] * 3
 
@@ -120,7 +120,7 @@ def test_a_message_for_which_there_is_no_room(native, make_group):
     home, follower = make_group(2)
     home.send(words(1, 2, 3))
     room = words(0, 9)
-    code = native.lib.oct_group_receive(follower, room.ctypes.data, 1)
+    code = native.lib.oct_group_receive(follower, room.buffer_info()[0], 1)
     assert code == abi.OCT_ERR_ARGUMENT
     assert native.library.last_error() == "a message of 3 words: there is room for 1"
     assert list(room) == [0, 9]

@@ -324,7 +324,8 @@ def test_what_may_wait_is_for_the_server_to_say(hash_engine, monkeypatch):
     monkeypatch.setattr(worker, "load_engine", load_engine)
     asked = {"model": "m", "max_queued_requests": 4, "max_queued_tokens": 40}
     monkeypatch.setenv(worker.FAULTS_VARIABLE, '{"raise": 96}')
-    engine, facts = worker._load(asked, InFlightRecord(), SwitchableMeter())
+    loaded = worker._load(asked, InFlightRecord(), SwitchableMeter())
+    engine, facts = loaded.text_engine, worker._facts_of(loaded, "auto")
     recorded = engine.engine.executor
     assert isinstance(recorded, RecordedExecutor), "what it is at work on is on record"
     assert isinstance(recorded._executor, FaultyExecutor), "and faults are armed as asked"

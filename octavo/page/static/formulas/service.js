@@ -5,6 +5,7 @@ import { worst } from "./predictions.js";
 import { delaysQuantile, md1WaitQuantile, mmkWaitQuantile, normalQuantile } from "./quantiles.js";
 import { balance, md1Wait, mmkWait } from "./queueing.js";
 
+const MIN_SHARE = 256; // prompt tokens of a step of a pipeline, if there are so many
 const MIN_CHUNK = 16; // tokens of a prompt that a step has room for in any case
 const LEAST_SPAN = 4; // steps with prompts may take so many times as long as those without
 const MOST_TOKENS = 2 ** 24; // of a prompt: more than any has
@@ -21,7 +22,8 @@ export class Service {
     const most = Math.floor(Math.min(numSeqs, fitting) / deployment.parallel.pp);
     this.table = tableOf(deployment, inputLen, outputLen);
     this.slots = Math.max(1, most);
-    this.steps = [this.table, inputLen, outputLen, stepTokens, deployment.targetStepSeconds];
+    const { targetStepSeconds, parallel: { pp: stages } } = deployment;
+    this.steps = [this.table, inputLen, outputLen, stepTokens, targetStepSeconds, stages];
     this.rate = rate / deployment.numGroups;
     this.#groups = deployment.numGroups;
   }
@@ -139,8 +141,8 @@ class StepTable {
 class Steps {
   #beside = {}; // what was found of the number of streams that was asked for last: each is, many times
 
-  constructor(table, inputLen, outputLen, budget, target, end) {
-    Object.assign(this, { table, inputLen, budget, target, end, gaps: outputLen - 1 });
+  constructor(table, inputLen, outputLen, budget, target, stages, end) {
+    Object.assign(this, { table, inputLen, budget, target, stages, end, gaps: outputLen - 1 });
   }
 
   /** Without prompts; of one stream at the least. */
@@ -150,21 +152,33 @@ class Steps {
 
   /** Of all the steps that one prompt takes beside some streams. */
   prompt(streams) {
-    return this.#of(streams).prompt ??= this.#allOfPrompt(streams);
+    return this.#of(streams).prompt ??= this.#promptSteps(streams).reduce((sum, each) => sum + each, 0);
   }
 
-  #allOfPrompt(streams) {
-    const size = this.room(streams);
-    let total = 0;
-    for (let start = 0; start < this.inputLen; start += size) {
-      const tokens = Math.min(size, this.inputLen - start);
-      total += this.#line(streams, [start, tokens, Number(start + size >= this.inputLen)]);
-    }
-    return total;
+  /** Until they are done: in a pipeline, several are under way at once. */
+  firstToken(streams) {
+    return this.#of(streams).firstToken ??= pipelineSeconds(this.#promptSteps(streams), this.stages);
   }
 
   numChunks(streams) {
-    return Math.ceil(this.inputLen / this.room(streams));
+    return this.#promptSteps(streams).length;
+  }
+
+  #promptSteps(streams) {
+    return this.#of(streams).promptSteps ??= this.#pieces(this.room(streams))
+      .map((piece) => this.#line(streams, piece));
+  }
+
+  /** Of `size` tokens, or of the share that a step of a pipeline gets of what is left. */
+  #pieces(size) {
+    const pieces = [];
+    for (let start = 0, tokens; start < this.inputLen; start += tokens) {
+      const left = this.inputLen - start;
+      const share = this.stages > 1 ? Math.max(MIN_SHARE, Math.ceil(left / this.stages)) : left;
+      tokens = Math.min(size, left, share);
+      pieces.push([start, tokens, Number(tokens === left)]);
+    }
+    return pieces;
   }
 
   /** Of one step with as many whole prompts as there is room for. */
@@ -201,6 +215,19 @@ class Steps {
   }
 }
 
+/** Until the last of some steps has passed equal stages: each begins when the one before it has left
+ * the first, and no more are under way than there are stages. */
+function pipelineSeconds(steps, stages) {
+  let free = 0;
+  const ends = [0];
+  steps.forEach((seconds, number) => {
+    const start = Math.max(free, ends[Math.max(0, number - stages + 1)]);
+    free = start + seconds / stages;
+    ends.push(Math.max(ends.at(-1), start + seconds));
+  });
+  return ends.at(-1);
+}
+
 /** The deviation of a sum from its mean, of parts that have nothing to do with each other. */
 function joint(one, other) {
   const size = Math.hypot(one, other);
@@ -224,15 +251,14 @@ class Load {
 
   /** Means; with a share, what so many of the requests do not exceed. */
   ttft(share = null) {
-    const { steps, streams, rate, slots } = this;
-    const own = steps.prompt(streams);
-    const service = steps.numChunks(streams) > 1 ? own : this.#packed(streams);
+    const { steps, steps: { stages }, streams } = this;
+    const own = steps.firstToken(streams);
     const stay = steps.gaps * this.#tpotBeside(streams);
-    if (share === null) {
-      return own + this.#stepUnderWay / 2 + md1Wait(rate, service) + mmkWait(rate, stay, slots);
-    }
-    const waits = md1WaitQuantile(rate, service, share) + mmkWaitQuantile(rate, stay, slots, share);
-    return own + this.#stepUnderWay * share + waits;
+    // All stages have one queue.
+    const service = (steps.numChunks(streams) > 1 ? steps.prompt(streams) : this.#packed(streams)) / stages;
+    const [step, rate, slots] = [this.#stepUnderWay / stages, this.rate * stages, this.slots * stages];
+    if (share === null) return own + step / 2 + md1Wait(rate, service) + mmkWait(rate, stay, slots);
+    return own + step * share + md1WaitQuantile(rate, service, share) + mmkWaitQuantile(rate, stay, slots, share);
   }
 
   tpot(share = null) {
@@ -240,7 +266,7 @@ class Load {
     if (!gaps) return 0;
     const mean = this.#tpotBeside(streams);
     if (share === null) return mean;
-    const met = rate * (gaps * mean + steps.prompt(streams));
+    const met = rate * (gaps * mean + steps.firstToken(streams));
     const further = rate * this.#delay;
     const byPrompts = (this.#delay * (delaysQuantile(met * (1 - further), further, share) - met)) / gaps;
     return mean + joint(byPrompts, normalQuantile(share) * this.#decodeSpread);
@@ -261,7 +287,7 @@ class Load {
     if (rate * prompt < 1) {
       const extra = prompt - steps.numChunks(streams) * decode;
       // Prompts that came while its own was computed are computed while it decodes.
-      const before = (rate * extra * prompt) / Math.max(1, steps.gaps);
+      const before = (rate * extra * steps.firstToken(streams)) / Math.max(1, steps.gaps);
       return (decode + before) / (1 - rate * extra);
     }
     // Every step has prompts: as many as come while it lasts, if there is room for them.

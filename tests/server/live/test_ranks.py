@@ -1,0 +1,90 @@
+"""A server whose engines have two ranks each, of which any may end at any time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+BODY = {
+    "stream": True,
+    "prompt": "The capital of France is",
+    "max_tokens": 150,
+    "seed": 5,
+    "temperature": 0.8,
+    "ignore_eos": True,
+    "return_token_ids": True,
+}
+FLAGS = ("--tensor-parallel-size", "2", "--threads", "2", "--max-model-len", "256")
+
+
+@pytest.fixture(scope="module")
+def server(live_server, tiny_model):
+    flags = (*FLAGS, "--resume-streams", "--engine-timeout", "6")
+    with live_server(tiny_model, *flags) as server:
+        yield server
+
+
+def followers_of(server) -> list[int]:
+    return server.processes_of("octavo.runtime.rank_process")
+
+
+def ids_of(stream) -> list[int]:
+    assert not stream.errors and stream.is_whole, stream.events[-1:]
+    return [token for choice in stream.choices for token in choice.get("token_ids") or []]
+
+
+async def follower_signalled(server, signum) -> list[int]:
+    """The tokens of an answer in the middle of which the follower got a signal."""
+    stream = await server.stream(BODY)
+    for _ in range(3):
+        await stream.next()
+    (follower,) = followers_of(server)
+    os.kill(follower, signum)
+    return ids_of(await stream.rest())
+
+
+def gone(pid: int, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.02)
+
+
+def test_answers_are_those_of_one_rank(server, live_server, tiny_model):
+    assert server.fetch("/v1/models").status == 200
+    with live_server(tiny_model, "--max-model-len", "256") as alone:
+        expected = ids_of(alone.run(alone.complete(BODY)))
+    assert ids_of(server.run(server.complete(BODY))) == expected
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_answer_goes_on_after_the_end_of_a_follower(server, signum):
+    """One that stops is ended with its engine, once that has hung for as long as it may."""
+    expected = ids_of(server.run(server.complete(BODY)))
+    before, (follower,) = server.load()["num_restarts"], followers_of(server)
+    assert server.run(follower_signalled(server, signum)) == expected
+    gone(follower)
+    assert server.load()["num_restarts"] == before + 1
+    assert len(followers_of(server)) == 1
+
+
+def test_an_idle_engine_notices_the_end_of_a_follower(server):
+    before, (follower,) = server.load()["num_restarts"], followers_of(server)
+    os.kill(follower, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while server.load()["num_restarts"] == before or server.fetch("/health").status != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert any("rank 1 of 2 ended with signal 9" in line for line in server.log)
+    assert ids_of(server.run(server.complete(BODY)))
+
+
+def test_followers_end_with_the_server(live_server, tiny_model):
+    with live_server(tiny_model, *FLAGS) as server:
+        (follower,) = followers_of(server)
+        os.kill(server.pid, signal.SIGKILL)
+        gone(follower)
