@@ -100,7 +100,7 @@ class Front(abc.ABC):
         self._rules = rules or RequestRules()
         self._unread = unread or UnreadOutputMemory()
         self._resumes_streams = resumes_streams
-        self._facts: EngineFacts | None = None  # of the first engine: all others are the same
+        self._facts: EngineFacts | None = None  # of the first engine: those after it are the same
         self._step_facts: StepFacts | None = None
         self._waiting_queue = WaitingQueue(limits, self._observer, max_work)
         self._crash_isolation = CrashIsolation()

@@ -106,8 +106,10 @@ class Replica:
     def send(self, message: Message) -> None:
         self.supervisor.send(message)
 
-    def begin(self, facts: EngineFacts, *, caches_prefixes: bool) -> None:
+    def begin(self, *, caches_prefixes: bool) -> None:
         """Begin with an engine that has just become ready: it knows nothing."""
+        facts = self.supervisor.facts
+        assert facts is not None
         self.stats = StepStats.idle(facts.num_blocks)
         self._most_samples = facts.max_num_seqs + max(1, facts.max_num_seqs // 4)
         num_blocks = facts.num_blocks if caches_prefixes else 0
@@ -318,6 +320,7 @@ class ReplicaSet(Front):
 
     def _remove(self, replica: Replica) -> None:
         self.replicas.remove(replica)
+        self._facts = None
         self._num_restarts_of_removed += replica.supervisor.num_restarts
         entries = list(replica.entries)
         for entry in entries:
@@ -335,7 +338,8 @@ class ReplicaSet(Front):
     def on_replica_state(self, replica: Replica, state: EngineState, detail: str) -> None:
         self._observer.on_engine_state(state, detail, replica.number)
         if state is EngineState.READY:
-            replica.begin(self.facts, caches_prefixes=self._caches_prefixes)
+            self._facts = None  # another one may be the least now
+            replica.begin(caches_prefixes=self._caches_prefixes)
             self._send_step_facts(replica)
             self._send_snapshots_op(replica)
             self._send_next_suspect()  # before others: nothing is there to be harmed
@@ -492,8 +496,14 @@ class ReplicaSet(Front):
     # -- Front -------------------------------------------------------------------------------
 
     def _known_facts(self) -> EngineFacts | None:
+        """Return the facts of the replica with the least room: what was free when each of them
+        started may differ, and any may get a request."""
         known = (replica.supervisor.facts for replica in self.replicas)
-        return next((facts for facts in known if facts is not None), None)
+        return min(
+            (facts for facts in known if facts is not None),
+            key=lambda facts: (facts.max_model_len, facts.num_blocks),
+            default=None,
+        )
 
     def _engine_for_suspect(self) -> EngineLink | None:
         up = [replica for replica in self.replicas if replica.is_up]

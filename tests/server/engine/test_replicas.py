@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hash_model import expected_tokens
@@ -17,6 +18,7 @@ from octavo.base.errors import (
     ConfigError,
     EngineError,
     EngineUnavailableError,
+    PromptTooLongError,
     QuarantinedError,
     QueueFullError,
 )
@@ -27,6 +29,7 @@ from octavo.core.stats import StepStats, summed
 from octavo.server.engine import replicas
 from octavo.server.engine.generation import EngineObserver, EngineState, GenerationRequest
 from octavo.server.engine.replicas import ReplicaSet
+from octavo.server.engine.ttft_admission import TTFTAdmission
 from octavo.server.settings import ROUTER_NAMES
 from octavo.sim.prompts import PromptSpec
 
@@ -247,6 +250,34 @@ def test_prefixes_meet_again(byte_tokenizer):
                 assert generation.stats.num_cached_tokens == (24 if turn else 0)
 
     play(main, router=PrefixAware(), create=lambda: ThreadLauncher(byte_tokenizer))
+
+
+def test_a_prediction_is_of_the_replica_with_least_to_do():
+    """And of its part of what waits."""
+
+    async def main(engine, launchers, account):
+        busy, idle = (replace(StepStats.idle(100), num_due_tokens=n) for n in (500, 20))
+        engine.replicas[0].stats, engine.replicas[1].stats = busy, idle
+        generations = [engine.submit(make()) for _ in range(4)]
+        stats, waiting = engine._load_before("", 10)
+        assert stats is idle and (waiting.num_samples, waiting.num_tokens) == (2, 6)
+        assert await asyncio.gather(*map(answer_of, generations)) == list(map(whole, generations))
+
+    play(main, ttft_admission=TTFTAdmission(1000.0))
+
+
+def test_what_fits_is_what_fits_in_the_smallest(byte_tokenizer):
+    async def main(engine, launchers, account):
+        assert engine.facts.num_blocks == NUM_BLOCKS
+        smaller = replace(engine.replicas[1].supervisor.facts, num_blocks=8, max_model_len=32)
+        engine.replicas[1].supervisor.facts = smaller
+        launchers[0].current.kill()
+        await until(lambda: engine.num_restarts == 1 and engine.replicas[0].is_up)
+        assert engine.facts.max_model_len == 32
+        with pytest.raises(PromptTooLongError):
+            engine.submit(make(prompt=[1] * 40, params=SamplingParams(max_tokens=4)))
+
+    play(main, create=lambda: ThreadLauncher(byte_tokenizer))
 
 
 def test_a_long_prompt_is_keyed_in_turns_and_keeps_its_place(monkeypatch):
