@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 
 import numpy as np
 import pytest
@@ -82,8 +83,8 @@ def sent(bench, run_all, monkeypatch):
     group = engine.executor.spec.group
     send = group.send
 
-    def keep(message: np.ndarray) -> None:
-        messages.append(message.copy())
+    def keep(message: array[int]) -> None:
+        messages.append(np.array(message, dtype=np.int32))
         send(message)
 
     monkeypatch.setattr(group, "send", keep)
