@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from octavo.server.engine.in_flight_record import InFlightRecord
@@ -28,9 +29,13 @@ class ProcessLauncher:
     server.
 
     Both write their logs, in the same format, to the same stderr.
+
+    Args:
+        cpus: the processors that an engine is pinned to; empty: it is not pinned.
     """
 
-    def __init__(self, args: EngineArgs, log_format: str = "text"):
+    def __init__(self, args: EngineArgs, log_format: str = "text", cpus: Sequence[int] = ()):
+        self._cpus = cpus
         self._args = {**dataclasses.asdict(args), "given": sorted(args.given_settings())}
         self._log_format = log_format
         self._ahead: EngineProcess | None = None
@@ -49,7 +54,7 @@ class ProcessLauncher:
         if (engine := self._ahead) is not None:
             self._ahead = None
             return engine
-        return EngineProcess(self._args, self._log_format)
+        return EngineProcess(self._args, self._log_format, self._cpus)
 
     def close(self) -> None:
         """End the engine that was started ahead, if ``launch`` was not called for it."""
@@ -66,14 +71,14 @@ class EngineProcess:
     ``connection`` is the server's end of its socket pair, which does not block.
     """
 
-    def __init__(self, args: dict[str, Any], log_format: str):
+    def __init__(self, args: dict[str, Any], log_format: str, cpus: Sequence[int] = ()):
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             self.connection, their_end = socket.socketpair()
             ours.enter_context(self.connection)
             theirs.enter_context(their_end)
             for end in (self.connection, their_end):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-            self.connection.sendall(encode_message({"op": "start", "args": args}))
+            self.connection.sendall(encode_message({"op": "start", "args": args, "cpus": [*cpus]}))
             self.connection.setblocking(False)
             self._record, record_fd = InFlightRecord.create()
             theirs.callback(os.close, record_fd)

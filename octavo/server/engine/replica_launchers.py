@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+from collections.abc import Sequence
 from typing import Any
 
 from octavo.base.errors import ConfigError
 from octavo.server.engine.process import ProcessLauncher
 from octavo.settings.engine import EngineArgs, is_gpu, parse_folder
-from octavo.system import machine
+from octavo.system import machine, numa
 
 
 class ReplicaLaunchers:
@@ -27,6 +28,7 @@ class ReplicaLaunchers:
         self._num_gpus = _num_gpus(args.device)
         self._ahead: dict[int, ProcessLauncher] = {}
         size = args.data_parallel_size
+        self._places = () if self._num_gpus is not None else _places(size, args.threads)
         if self._num_gpus is None:
             return
         if args.device not in ("auto", "cuda"):
@@ -81,8 +83,27 @@ class ReplicaLaunchers:
             folder, num_bytes = parse_folder(self._args.kv_offload)
             part = num_bytes // self._args.data_parallel_size
             changes["kv_offload"] = f"{folder / f'replica-{number}'}:{part}"
+        cpus: Sequence[int] = ()
+        if self._places:
+            place = self._places[number % len(self._places)]
+            changes["threads"], cpus = place.num_threads, place.cpus
         args = dataclasses.replace(self._args, **changes, given=self._args.given_settings())
-        return ProcessLauncher(args, self._log_format)
+        return ProcessLauncher(args, self._log_format, cpus)
+
+
+def _places(size: int, threads: int | None) -> Sequence[numa.RankPlace]:
+    """Return the place of each replica on a machine of several NUMA nodes, so that each has cores
+    that are near to each other; none for a machine of one node, or of too few cores.
+
+    ``threads``: of each replica; None is its share of all.
+    """
+    nodes = numa.nodes()
+    if numa.auto_ranks(nodes) == 1:
+        return ()
+    try:
+        return numa.places(size, nodes, None if threads is None else size * threads)
+    except ConfigError:
+        return ()
 
 
 def _num_gpus(device: str) -> int | None:

@@ -340,6 +340,9 @@ def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     start = next(messages, None)
     if start is None:  # the server ended before it had said anything
         return 0
+    if start["cpus"]:
+        with contextlib.suppress(OSError):  # some of them are off by now: it runs anywhere
+            os.sched_setaffinity(0, start["cpus"])
     with without_blas_threads():
         import numpy  # noqa: F401
     meter = SwitchableMeter()

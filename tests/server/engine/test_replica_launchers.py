@@ -11,7 +11,7 @@ from octavo.server.engine import replica_launchers
 from octavo.server.engine.replica_launchers import ReplicaLaunchers
 from octavo.serving import load
 from octavo.settings.engine import EngineArgs
-from octavo.system import machine
+from octavo.system import machine, numa
 
 
 def args_of(number=0, **settings):
@@ -81,3 +81,16 @@ def test_in_python_there_is_one_engine(create):
 def test_less_than_one_is_no_number():
     with pytest.raises(ConfigError, match="data_parallel_size must be an integer of at least 1"):
         EngineArgs("m", data_parallel_size=0)
+
+
+def test_replicas_have_nodes_of_their_own(monkeypatch):
+    nodes = tuple(numa.Node(n, tuple(range(4 * n, 4 * n + 4)), 1, 1) for n in range(2))
+    monkeypatch.setattr(numa, "nodes", lambda: nodes)
+    launchers = ReplicaLaunchers(EngineArgs("m", device="cpu", data_parallel_size=2, threads=3))
+    made = [launchers.create(number) for number in range(3)]
+    assert [launcher._cpus for launcher in made] == [(0, 1, 2, 3), (4, 5, 6, 7), (0, 1, 2, 3)]
+    assert {launcher._args["threads"] for launcher in made} == {3}
+    monkeypatch.setattr(numa, "nodes", lambda: nodes[:1])
+    assert (
+        ReplicaLaunchers(EngineArgs("m", device="cpu", data_parallel_size=2)).create(0)._cpus == ()
+    )

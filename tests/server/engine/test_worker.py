@@ -355,7 +355,7 @@ def test_an_engine_ends_with_its_server_even_while_it_loads():
         theirs.close()
         os.close(record)
         assert process.stdout is not None
-        ours.sendall(encode_message({"op": "start", "args": {}}))
+        ours.sendall(encode_message({"op": "start", "args": {}, "cpus": []}))
         assert process.stdout.readline() == b"loading\n"
     with process:
         assert process.wait(30) == 0
