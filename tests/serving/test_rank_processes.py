@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from octavo import LLM, SamplingParams, cli
@@ -164,3 +167,86 @@ def test_kv_in_a_folder_is_refused(tiny_model, tmp_path):
             **SETTINGS,
         )
     assert followers_of(os.getpid()) == []
+
+
+# -- the end of either process, at any exchange ---------------------------------------------------
+
+ENGINE = """
+import sys
+from octavo import LLM, SamplingParams
+llm = LLM(sys.argv[1], tensor_parallel_size=2, threads=2, max_model_len=128, kernels="native")
+params = SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True)
+print("ready", flush=True)
+while sys.stdin.readline():
+    llm.generate([{"prompt_token_ids": list(range(5, 20))}], params)
+"""
+# Of the memory of a group: the word that grows by a step at each meeting (csrc/group.cpp).
+PHASE_WORD, PHASE_STEP = 2 * 64 // 4, 4
+MEETINGS_OF_A_STEP = 20  # and some more, of two layers
+
+
+@contextlib.contextmanager
+def engine_of_two(model) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """An engine in a process of its own, and its follower."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENGINE, str(model)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            assert process.stdout.readline() == "ready\n", process.stderr.read()
+            (follower,) = followers_of(process.pid)
+            yield process, follower
+        finally:
+            process.kill()
+
+
+def wait_for_meetings(pid: int, count: int) -> None:
+    """Return as soon as the ranks of a process have met so often."""
+    folder = Path(f"/proc/{pid}/fd")
+    fd = next(each for each in folder.iterdir() if "octavo-group" in os.readlink(each))
+    words = np.memmap(fd, dtype=np.uint32, mode="r", shape=(PHASE_WORD + 1,))
+    start, deadline = int(words[PHASE_WORD]), time.monotonic() + 60
+    while (int(words[PHASE_WORD]) - start) % 2**32 < count * PHASE_STEP:
+        assert time.monotonic() < deadline
+
+
+def check_an_end_after(meetings: int, model, is_home: bool, signum: int) -> None:
+    with engine_of_two(model) as (home, follower):
+        home.stdin.write(1000 * "go\n")
+        home.stdin.flush()
+        wait_for_meetings(home.pid, meetings)
+        os.kill(home.pid if is_home else follower, signum)
+        ended = time.monotonic()
+        if signum == signal.SIGSTOP:  # which the server ends, when the engine hangs
+            time.sleep(0.05)
+            os.kill(home.pid, signal.SIGKILL)
+        wait_until_gone(follower, 2 + 8 * is_loaded())
+        assert home.wait(2 + 8 * is_loaded()) != 0
+        assert time.monotonic() - ended < 20
+        if not is_home and signum == signal.SIGKILL:
+            assert "PeerEndedError" in home.stderr.read()
+
+
+def is_loaded() -> bool:
+    return os.getloadavg()[0] > 1.5
+
+
+SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
+ENDS = [(is_home, signum) for is_home in (True, False) for signum in SIGNALS]
+
+
+@pytest.mark.parametrize(("is_home", "signum"), ENDS)
+@pytest.mark.parametrize("meetings", [1, 57])
+def test_an_end_at_an_exchange_is_the_end_of_all(tiny_model, meetings, is_home, signum):
+    check_an_end_after(meetings, tiny_model, is_home, signum)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("is_home", "signum"), ENDS)
+def test_an_end_at_any_exchange_of_twenty_steps(tiny_model, is_home, signum):
+    for meetings in range(1, 20 * MEETINGS_OF_A_STEP, 4):
+        check_an_end_after(meetings, tiny_model, is_home, signum)
