@@ -62,6 +62,11 @@ def serve(
     configure_logging(settings)
     if settings.api_key or settings.admin_key:
         _log.warning("%s", VISIBLE_KEYS_WARNING)
+    if settings.router is not None and args.data_parallel_size == 1:
+        raise ConfigError(
+            f"router {settings.router} chooses among replicas, and there is one engine: give "
+            "data_parallel_size, or leave router out"
+        )
     path = hub.resolve(args.model)
     args = open_source(path, args.model_impl).settings(args)
     launcher = _create_launcher(args, settings.log_format)

@@ -36,7 +36,7 @@ from octavo.server.http.background import post_in_background
 from octavo.server.http.connection import uvicorn_config
 from octavo.server.http.tenants import Tenants
 from octavo.server.log_lines import log_event
-from octavo.server.settings import STOP_SIGNALS, ServerSettings
+from octavo.server.settings import ROUTER_NAMES, STOP_SIGNALS, ServerSettings
 from octavo.server.watch.logs import RequestLog
 from octavo.server.watch.metrics import Metrics
 from octavo.server.watch.observer_group import ObserverGroup
@@ -121,7 +121,7 @@ class OctavoServer:
         self.replicas = ReplicaSet(
             launchers.create,
             args.data_parallel_size,
-            router_named(settings.router),
+            router_named(settings.router or ROUTER_NAMES[0]),
             limits,
             self._observers,
             caches_prefixes=args.enable_prefix_caching,

@@ -33,7 +33,7 @@ MAX_ID_CHARS = 128  # of a client's request id
 _BODY_MEMORY = 256 << 20
 
 # Names of routers, as in octavo.core.routing, which a test checks; --help need not import it.
-ROUTER_NAMES = ("prefix_aware", "least_loaded", "round_robin")
+ROUTER_NAMES = ("prefix_aware", "least_loaded", "round_robin")  # the first is the default
 
 # A level is worth many steps of waiting: with more of them the lowest would hardly ever begin.
 MAX_PRIORITY_RANGE = 100
@@ -104,10 +104,10 @@ class ServerSettings:
         "refuse requests whose predicted TTFT is longer, given those before them: milliseconds, "
         "or a time such as 0.5s",
     )
-    router: str = option(
-        "prefix_aware",
+    router: str | None = option(
+        None,
         "how the replica of a request is chosen: the one with the least to compute, what is cached "
-        "there deducted; with the fewest requests; or each in turn",
+        "there deducted (the default); with the fewest requests; or each in turn",
         ROUTER_NAMES,
     )
     resume_streams: bool = option(

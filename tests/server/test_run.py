@@ -158,3 +158,8 @@ def test_one_that_cannot_be_started_again_ends_the_server(tiny_model, monkeypatc
 
     assert start(tiny_model, launcher, kill_it, drain_timeout=0) == 1
     assert launcher.num_launches == 5
+
+
+def test_a_router_of_one_engine_is_refused():
+    with pytest.raises(ConfigError, match="chooses among replicas, and there is one engine"):
+        run.serve(EngineArgs("no such model"), ServerSettings(router="round_robin"))
