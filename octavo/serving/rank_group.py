@@ -58,7 +58,8 @@ class RankGroup(OneRank):
 
     def __init__(self, places: Sequence[numa.RankPlace], spec: RankSpec, model_impl: str):
         num_threads = sum(place.num_threads for place in places)
-        group = ShmGroup.create(len(places), is_crowded=num_threads > usable_threads())
+        num_cores = usable_threads() * spec.memory_share  # other replicas have the rest
+        group = ShmGroup.create(len(places), is_crowded=num_threads > num_cores)
         own = places[0]
         super().__init__(
             dataclasses.replace(spec, threads=own.num_threads, numa_nodes=own.nodes, group=group)

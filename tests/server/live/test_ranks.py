@@ -88,3 +88,28 @@ def test_followers_end_with_the_server(live_server, tiny_model):
         (follower,) = followers_of(server)
         os.kill(server.pid, signal.SIGKILL)
         gone(follower)
+
+
+def test_replicas_of_two_ranks_each(live_server, tiny_model):
+    """The end of one rank is the end of its replica's engine, and of no other's stream."""
+    flags = (*FLAGS, "--data-parallel-size", "2", "--router", "round_robin")
+    with live_server(tiny_model, *flags) as server:
+        expected = ids_of(server.run(server.complete(BODY)))
+        assert len(followers_of(server)) == 2
+
+        async def main():
+            streams = [await server.stream(BODY) for _ in range(2)]
+            for stream in streams:
+                for _ in range(3):
+                    await stream.next()
+            os.kill(followers_of(server)[0], signal.SIGKILL)
+            return [await stream.rest() for stream in streams]
+
+        streams = server.run(main())
+        failed = [stream for stream in streams if stream.errors]
+        (whole,) = (stream for stream in streams if not stream.errors)
+        assert len(failed) == 1 and ids_of(whole) == expected
+        deadline = time.monotonic() + 60
+        while len(followers_of(server)) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
