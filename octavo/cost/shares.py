@@ -17,7 +17,8 @@ from math import ceil
 from typing import Literal, Protocol
 
 from octavo.base.errors import ConfigError
-from octavo.kernels.parts import TILE_ROWS, Part
+from octavo.kernels.cpu.layout import TILE
+from octavo.kernels.parts import Part
 from octavo.models.tensor_split import Split
 from octavo.runtime.layout import RankBounds, check_ranks
 
@@ -142,7 +143,7 @@ class GatherShares:
 
     def exchanges(self, width: int) -> bool:
         """A matrix that has no tile of rows for each rank is computed whole by all."""
-        return self._tp > 1 and width >= TILE_ROWS * self._tp
+        return self._tp > 1 and width >= TILE * self._tp
 
 
 def shares(tp: int, scheme: Scheme = "sum") -> Shares:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from octavo.kernels.cpu.layout import TILE
 from octavo.kernels.fused_ops import (
     CannotFuse,
     FusedAttention,
@@ -34,7 +35,7 @@ from octavo.kernels.fused_ops import (
     matrices_of,
     reads,
 )
-from octavo.kernels.parts import TILE_ROWS, WHOLE, Part
+from octavo.kernels.parts import WHOLE, Part
 from octavo.kernels.recorder import Value
 
 
@@ -92,8 +93,8 @@ class Division:
         num_rows = segment.weight.shape[0]
         if (columns := self._heads.get(segment.out.source)) is not None:
             # Outwards to whole tiles: what lies beyond the heads is not read.
-            first = columns.start // TILE_ROWS * TILE_ROWS
-            return range(first, min(num_rows, -(-columns.stop // TILE_ROWS) * TILE_ROWS))
+            first = columns.start // TILE * TILE
+            return range(first, min(num_rows, -(-columns.stop // TILE) * TILE))
         return self.of_rows(num_rows)
 
     def of_rows(self, num_rows: int) -> range:
@@ -137,7 +138,7 @@ class Division:
 
     def is_divided(self, num_rows: int) -> bool:
         """Whether ranks make parts of so many outputs: there is a tile for each of them."""
-        return not self.part.is_whole and num_rows >= TILE_ROWS * self.part.size
+        return not self.part.is_whole and num_rows >= TILE * self.part.size
 
     def _divide_heads(self, op: FusedOp, readers: dict[Value, list[FusedOp]]) -> None:
         """Note the columns of q, k and v that the rank's heads read, where nothing else reads

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-TILE_ROWS = 16  # rows of a packed matrix that lie together
+from octavo.kernels.cpu.layout import TILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Part:
     def of_rows(self, num_rows: int) -> range:
         """Return the outputs of a matrix that the rank computes, in whole tiles. Ranges may differ
         by a tile, and be empty."""
-        num_tiles = -(-num_rows // TILE_ROWS)
+        num_tiles = -(-num_rows // TILE)
         begin, end = (num_tiles * rank // self.size for rank in (self.rank, self.rank + 1))
-        return range(begin * TILE_ROWS, min(num_rows, end * TILE_ROWS))
+        return range(begin * TILE, min(num_rows, end * TILE))
 
     def of_heads(self, num_heads: int) -> range:
         """Return the query heads that the rank computes: 9 heads are 4 and 5. Ranges may be

@@ -10,7 +10,8 @@ from octavo.base.errors import ConfigError
 from octavo.cost.parallel import Parallel
 from octavo.cost.shares import WHOLE, shares
 from octavo.cost.weight_shape import WeightShape, columns
-from octavo.kernels.parts import TILE_ROWS, Part
+from octavo.kernels.cpu.layout import TILE
+from octavo.kernels.parts import Part
 
 GATHER = Parallel(tp=2, scheme="gather")
 
@@ -53,10 +54,10 @@ def test_rows_are_cut_in_tiles_or_not_at_all(outputs, tp):
     weight = WeightShape("mlp.down_proj", "mlp", outputs, 7)
     share = weight.of_rank(Parallel(tp=tp, scheme="gather"))
     assert share.inputs == 7  # inputs never are
-    if outputs < TILE_ROWS * tp or tp == 1:
+    if outputs < TILE * tp or tp == 1:
         assert share == weight
     else:
-        assert outputs / tp <= share.outputs < outputs / tp + 2 * TILE_ROWS
+        assert outputs / tp <= share.outputs < outputs / tp + 2 * TILE
 
 
 def test_projections_to_heads_are_cut_by_heads():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.kernels.cpu.layout import TILE
 from octavo.kernels.division import head_slices
-from octavo.kernels.parts import TILE_ROWS, WHOLE, Part
+from octavo.kernels.parts import WHOLE, Part
 
 SIZES = (1, 2, 3, 4, 5, 8)
 
@@ -19,9 +20,9 @@ def parts(size):
 def test_rows_are_cut_at_tiles_and_evenly(size, num_rows):
     ranges = [part.of_rows(num_rows) for part in parts(size)]
     assert [row for each in ranges for row in each] == list(range(num_rows))
-    assert all(each.start % TILE_ROWS == 0 for each in ranges)
+    assert all(each.start % TILE == 0 for each in ranges)
     lengths = [len(each) for each in ranges]
-    assert max(lengths) - min(lengths) < 2 * TILE_ROWS
+    assert max(lengths) - min(lengths) < 2 * TILE
 
 
 def test_nine_heads_are_four_and_five():
