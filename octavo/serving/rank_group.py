@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ from octavo.system import numa
 if TYPE_CHECKING:
     from octavo.models.config import ModelConfig
     from octavo.runtime.rank import Rank
+
+_log = logging.getLogger("octavo")
 
 _FOLLOWER = "octavo.serving.follower"
 
@@ -39,14 +42,16 @@ def open_ranks(asked: int | str, spec: RankSpec, model: ModelConfig, model_impl:
     bounds = RankBounds(
         model=model.name,
         num_heads=model.num_heads,
-        num_cores=spec.threads or usable_threads(),  # who gives more threads wants more
+        # Who gives more threads wants more; replicas may be more than there are cores.
+        num_cores=max(spec.threads or 0, usable_threads()),
         why_alone=why_one_rank(kernels, spec.device),
     )
     nodes = numa.nodes()
     size = resolve_ranks(asked, bounds, numa.auto_ranks(nodes))
     if size == 1:
         return OneRank(spec)
-    return RankGroup(numa.places(size, nodes, spec.threads), spec, model_impl)
+    num_threads = None if spec.threads is None else max(spec.threads, size)
+    return RankGroup(numa.places(size, nodes, num_threads), spec, model_impl)
 
 
 class RankGroup(OneRank):
@@ -59,7 +64,13 @@ class RankGroup(OneRank):
     def __init__(self, places: Sequence[numa.RankPlace], spec: RankSpec, model_impl: str):
         num_threads = sum(place.num_threads for place in places)
         num_cores = usable_threads() * spec.memory_share  # other replicas have the rest
-        group = ShmGroup.create(len(places), is_crowded=num_threads > num_cores)
+        if is_crowded := num_threads > num_cores:
+            _log.warning(
+                "%d ranks have %d threads for %.3g cores, so they wait for each other: lower "
+                "tensor_parallel_size, or threads",
+                *(len(places), num_threads, num_cores),
+            )
+        group = ShmGroup.create(len(places), is_crowded=is_crowded)
         own = places[0]
         super().__init__(
             dataclasses.replace(spec, threads=own.num_threads, numa_nodes=own.nodes, group=group)
