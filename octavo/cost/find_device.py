@@ -7,7 +7,6 @@ from pathlib import Path
 from octavo.base.errors import ConfigError
 from octavo.cost.hardware import Device
 from octavo.cost.hardware_table import named_device
-from octavo.system import numa
 
 AUTO = "auto"  # the machine that this runs on
 
@@ -35,7 +34,11 @@ def asked_ranks(tp: int | str | None, device: Device, count: int) -> int | None:
         return tp
     if device.kind != "cpu":
         return None
-    return numa.auto_ranks(numa.nodes()) if device.is_measured else count
+    if not device.is_measured:
+        return count
+    from octavo.system import numa  # plans of other devices need not import it
+
+    return numa.auto_ranks(numa.nodes())
 
 
 def ranks_of(device: Device, count: int, tp: int | None) -> tuple[Device, int]:

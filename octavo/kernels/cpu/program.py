@@ -513,7 +513,8 @@ class _Arena:
 
         self._places = fused_ops.place(ops, allocate, release, kept, division)
         own = np.zeros(sizes[False] + _ALIGNMENT, dtype=np.uint8)
-        self._memory = {False: own[-own.ctypes.data % _ALIGNMENT :]}
+        begin = -own.ctypes.data % _ALIGNMENT
+        self._memory = {False: own[begin : begin + sizes[False]]}
         if group is not None:
             self._memory[True] = group.allocate(sizes[True])
         self._base = {kind: memory.ctypes.data for kind, memory in self._memory.items()}

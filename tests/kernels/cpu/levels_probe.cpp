@@ -287,7 +287,7 @@ void attentions() {
       args.q = q.data();
       args.k = k.data();
       args.v = v.data();
-      args.ldq = heads * dim;
+      args.ldq = args.ldo = heads * dim;
       args.ldk = args.ldv = kv_heads * dim;
       args.kv = kv.memory;
       args.kv_block_bytes = kv_heads * (block / 16) * chunk;

@@ -242,7 +242,7 @@ def test_damage_stays_with_those_who_see_it(native, kv, where, damage):
         ({"kv_format": abi.OCT_KV_K8V4}, "no rows of KV format 5"),
         ({"weight_format": abi.OCT_W4S}, "of format 4"),
         ({"kv_block_bytes": 64}, "64 bytes from block to block, each has"),
-        ({"ldckv": 10}, "10 floats apart, too few"),
+        ({"ldckv": 10}, "100, 10 and 100 floats apart, too few"),
         ({"value_up": None}, "NULL"),
     ],
 )

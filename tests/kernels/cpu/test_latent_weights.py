@@ -11,6 +11,7 @@ from device_weights import stored
 from octavo.kernels.cpu.latent_weights import LatentWeights, planned_bytes
 from octavo.kernels.cpu.layout import latent_weight_format
 from octavo.kernels.cpu.packing import pack
+from octavo.kernels.parts import WHOLE
 from octavo.quantization.ggml_types import GGMLType
 
 HEADS, NOPE, ROPE, VALUE, RANK = 3, 5, 4, 9, 64
@@ -44,7 +45,7 @@ def test_parts_of_a_weight(native, name):
     op = op_of(0)
     op.norm.weight = np.ones(rank)
     weight = pack(stored(GGMLType[name], HEADS * (NOPE + VALUE), rank), native.library, native.pool)
-    found = LatentWeights(lambda _: weight.as_struct(), native.library, native.pool).of(op)
+    found = LatentWeights(lambda _: weight.as_struct(), native.library, native.pool, WHOLE).of(op)
     wanted = weight.unpack(native.library, native.pool).reshape(HEADS, NOPE + VALUE, rank)
     keys = as_floats(found.keys, NOPE, rank)
     values = as_floats(found.values, rank, VALUE).swapaxes(1, 2)
@@ -62,7 +63,7 @@ def test_programs_share_what_was_made(native):
         asked.append(matrix)
         return weight.as_struct()
 
-    weights = LatentWeights(packed, native.library, native.pool)
+    weights = LatentWeights(packed, native.library, native.pool, WHOLE)
     first = weights.of(op_of(0))
     assert weights.of(op_of(0)) is first and weights.of(op_of(1)) is not first
     assert asked == ["kv_b of 0", "kv_b of 1"]

@@ -112,8 +112,8 @@ def walk(program: Any, config: Any) -> None:
     """Every address of a program's structs is in memory of the program's, and all that is read or
     written from there on."""
     buffers = program._buffers
-    begin = buffers._memory.ctypes.data
-    end = begin + len(buffers._memory)
+    begin = buffers._memory[False].ctypes.data
+    end = begin + len(buffers._memory[False])
     kept = {array.ctypes.data: array.nbytes for array in program._kept if hasattr(array, "ctypes")}
     program._extend_tables(MAX_TOKENS)
 

@@ -182,14 +182,14 @@ def describe(program: Program, config: ModelConfig) -> dict[str, Any]:
     program._extend_tables(40)
     struct = program._struct
     nodes = [struct.nodes[i] for i in range(struct.num_nodes)]
-    base = program._buffers._base
+    base = program._buffers._base[False]
     return {
         "nodes": [
             {"op": node.op, **fields_of(ARGUMENTS[node.op].from_address(node.args), base, config)}
             for node in nodes
         ],
         "sizes": (struct.num_nodes, struct.num_head_nodes, struct.vocab, struct.max_tokens),
-        "arena": len(program._buffers._memory),
+        "arena": len(program._buffers._memory[False]),
     }
 
 
@@ -217,7 +217,7 @@ def fields_of(struct: ctypes.Structure, base: int, config: ModelConfig) -> dict[
             is_address = not (name == "k" and isinstance(struct, abi.LinearArgs | abi.Weight))
             found[name] = value - base if is_address and value else value
         else:
-            assert name in ("row_index",) or isinstance(value, int | float), name
+            assert name in ("row_index", "inner_rows") or isinstance(value, int | float), name
             found[name] = value
     return found
 
