@@ -220,13 +220,11 @@ def check_an_end_after(meetings: int, model, is_home: bool, signum: int) -> None
         home.stdin.flush()
         wait_for_meetings(home.pid, meetings)
         os.kill(home.pid if is_home else follower, signum)
-        ended = time.monotonic()
         if signum == signal.SIGSTOP:  # which the server ends, when the engine hangs
             time.sleep(0.05)
             os.kill(home.pid, signal.SIGKILL)
         wait_until_gone(follower, 2 + 8 * is_loaded())
         assert home.wait(2 + 8 * is_loaded()) != 0
-        assert time.monotonic() - ended < 20
         if not is_home and signum == signal.SIGKILL:
             assert "PeerEndedError" in home.stderr.read()
 

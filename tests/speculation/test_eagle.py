@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from octavo.kernels.cpu import library
 from tests.conftest import write_tiny_model
 
 pytestmark = pytest.mark.skipif(not library.runnable(), reason="no native library was built")
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="ranks share memory on Linux alone")
 
 ROWS, INNER, HEADS, KV_HEADS, DIM, EPS = 96, 96, 4, 2, 16, 1e-5
 LAYERS = [1, 2, 4]
@@ -113,7 +115,12 @@ def reference_logits(
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"max_num_batched_tokens": 9, "max_num_seqs": 3}, {"enable_prefix_caching": False}],
+    [
+        {},
+        {"max_num_batched_tokens": 9, "max_num_seqs": 3},
+        {"enable_prefix_caching": False},
+        pytest.param({"tensor_parallel_size": 2, "threads": 2}, marks=ON_LINUX),
+    ],
 )
 def test_answers_are_those_without(model, heads, plain, settings):
     drafted = run(engine_of(model, heads, "eagle", **settings), requests())
