@@ -109,6 +109,7 @@ class Work:
                 kv=(layer.ctypes.data + 63) // 64 * 64,
                 kv_block_bytes=self.layer_bytes // num_blocks,
                 out=self.out.ctypes.data,
+                ldo=heads * dim,
                 num_blocks=num_blocks,
             )
             for layer in self.kv

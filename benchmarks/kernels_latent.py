@@ -106,6 +106,7 @@ class LatentWork(Work):
                 kv=(memory.ctypes.data + 63) // 64 * 64,
                 kv_block_bytes=BLOCK_SIZE * row,
                 out=out,
+                ldo=heads * VALUE,
                 num_blocks=seqs * blocks,
             )
             for memory, (keys, values) in zip(self.kv, self.weights, strict=True)

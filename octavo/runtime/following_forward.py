@@ -104,12 +104,7 @@ class FollowingForward(NativeForward):
             ("tokens", header.num_tokens, 1, most_tokens),
             ("sequences", header.num_seqs, 1, min(limits.max_num_seqs, header.num_tokens)),
             ("rows of the head", header.num_out, 0, min(len(self._out_rows), most_tokens)),
-            (
-                "decode steps",
-                header.num_multi_steps,
-                1,
-                most_steps,
-            ),
+            ("decode steps", header.num_multi_steps, 1, most_steps),
             ("blocks of a table", header.num_blocks, 0, most_blocks),
             ("changes of tables", header.num_changes, 0, self._tables.array[..., 0].size * 2),
         ):

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
-from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from octavo.kernels.cpu.group import ShmGroup
 from octavo.kernels.cpu.program import Program
-from octavo.kernels.recorder import Value
-from octavo.runtime.capacity import RankLimits
 from octavo.runtime.forward import KVBlocks
 from octavo.runtime.input_batch import BlockTables
 from octavo.runtime.native_forward import NativeForward
@@ -69,14 +67,14 @@ class LeadingCache:
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
         copies = list(copies)
-        _send(self._group, copy_words(copies))
+        self._group.send(copy_words(copies))
         self._blocks.copy_blocks(copies)
 
     def wait(self) -> None:
         self._blocks.wait()
 
     def move(self, block_ids: Sequence[int], sources: Sequence[int], target: int) -> None:
-        _send(self._group, move_words(block_ids, sources, target))
+        self._group.send(move_words(block_ids, sources, target))
         self._blocks.move(block_ids, sources, target)
 
 
@@ -89,16 +87,8 @@ class LeadingForward(NativeForward):
 
     _tables: RecordedTables
 
-    def __init__(
-        self,
-        program: Program,
-        kv_cache: NativeCache,
-        limits: RankLimits,
-        share_prefixes: bool = True,
-        streams: Mapping[int, Value] = MappingProxyType({}),
-        number: int = 0,
-    ):
-        super().__init__(program, kv_cache, limits, share_prefixes, streams)
+    def __init__(self, program: Program, kv_cache: NativeCache, *more: Any, number: int = 0):
+        super().__init__(program, kv_cache, *more)
         assert program.group is not None
         self._group, self._number = program.group, number
         self.kv_cache = LeadingCache(kv_cache, program.group)
@@ -111,13 +101,13 @@ class LeadingForward(NativeForward):
 
     def exit_after(self, num_layers: int) -> LeadingForward:
         program = self._exit_program(num_layers)
-        _send(self._group, array("i", [EXIT, num_layers]))
+        self._group.send(array("i", [EXIT, num_layers]))
         return LeadingForward(
             program, self.cache, self.limits, self._share_prefixes, number=next(self._numbers)
         )
 
     def _step(self, num_positions: int) -> None:
-        _send(self._group, self._message(num_positions))
+        self._group.send(self._message(num_positions))
         self._tables.sent()
         super()._step(num_positions)
 
@@ -159,7 +149,3 @@ class LeadingForward(NativeForward):
             words += self._state_target[:num_seqs]
         words.extend(self._tables.changes)
         return words
-
-
-def _send(group: ShmGroup, words: array[int]) -> None:
-    group.send(words)

@@ -179,7 +179,7 @@ def test_recurrent_layers(bench_of, run_all, name):
 
 
 def test_floats_in_memory_are_packed_in_part():
-    """Of a model whose packed weights are in no file, a rank packs the rows that it reads."""
+    """A rank packs the rows that it reads of a model whose packed weights are in no file."""
     model = random_model(WIDE)
     plan, weights = plan_step(model)
     everything, halves = plan.rows_of(Part()), [plan.rows_of(Part(rank, 2)) for rank in (0, 1)]

@@ -240,7 +240,7 @@ class LiveServer:
         return _descendants(self.process.pid)
 
     def processes_of(self, module: str) -> list[int]:
-        """Those of its processes that run a module of Python."""
+        """Return those of its processes that run a module of Python."""
         return [pid for pid in self.descendants() if module.encode() in _command_line(pid)]
 
     def engine_pids(self) -> list[int]:

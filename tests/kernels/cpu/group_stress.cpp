@@ -23,19 +23,11 @@
 #include "group.h"
 #include "octavo.h"
 #include "pool.h"
+#include "stress_check.h"
 
 using namespace octavo;
 
 namespace {
-
-#define CHECK(condition)                                                    \
-  do {                                                                      \
-    if (!(condition)) {                                                     \
-      std::printf("line %d: not so: %s\n", __LINE__, #condition);           \
-      std::fflush(stdout);                                                  \
-      std::_Exit(1);                                                        \
-    }                                                                       \
-  } while (0)
 
 constexpr size_t kMoreThanThereIs = size_t{1} << 60;
 

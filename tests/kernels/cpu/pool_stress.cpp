@@ -18,19 +18,11 @@
 
 #include "octavo.h"
 #include "pool.h"
+#include "stress_check.h"
 
 using namespace octavo;
 
 namespace {
-
-#define CHECK(condition)                                                    \
-  do {                                                                      \
-    if (!(condition)) {                                                     \
-      std::printf("line %d: not so: %s\n", __LINE__, #condition);           \
-      std::fflush(stdout);                                                  \
-      std::_Exit(1);                                                        \
-    }                                                                       \
-  } while (0)
 
 // What was written before a barrier is seen after it, by all.
 void barriers(Pool* pool, int rounds) {
