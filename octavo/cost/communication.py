@@ -188,7 +188,7 @@ def exchange_of(spec: ModelSpec, tp: int) -> Exchange:
         attention               heads x value size, hidden size; before these, if queries and keys
                                 are normed over all heads at once, all of both; gates of outputs
         latent attention        before these, both latent vectors
-        recurrence              outputs of all projections
+        recurrence              outputs of all projections, and of all heads
         MLP                     inner size, hidden size
         experts                 their number (router), inner size x experts of a token, hidden size
         head                    vocabulary, for each sampled row

@@ -31,6 +31,11 @@ class Part:
         begin, end = (num_tiles * rank // self.size for rank in (self.rank, self.rank + 1))
         return range(begin * TILE, min(num_rows, end * TILE))
 
+    def divides(self, num_rows: int) -> bool:
+        """Whether ranks make parts of so many outputs: there is a tile for each of them. Fewer are
+        computed by all."""
+        return not self.is_whole and num_rows >= TILE * self.size
+
     def of_heads(self, num_heads: int) -> range:
         """Return the query heads that the rank computes: 9 heads are 4 and 5. Ranges may be
         empty."""

@@ -277,7 +277,7 @@ class NativeBackend:
             self._spec.block_size,
             kv_format,
             limits,
-            create_state_memory(model.state_layers, limits.num_state_slots),
+            create_state_memory(model.state_layers_of(self._spec.part), limits.num_state_slots),
         )
         if self._bind is not None:
             self._bind(*kv_cache.memory_range)

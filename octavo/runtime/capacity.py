@@ -141,6 +141,10 @@ def capacity_of(
     kv_dtype, part = kv_dtype_of(spec, is_native), spec.part
     # All ranks have the same blocks, and one machine's memory: the largest share decides.
     token_bytes = max(kv_bytes_per_token(config, kv_dtype, each) for each in part.of_all_ranks())
+    state_bytes = max(
+        sum(layer.num_bytes for layer in config.state_layers_of(each))
+        for each in part.of_all_ranks()
+    )
     return Capacity(
         device=spec.device,
         dtype=spec.dtype,
@@ -153,7 +157,7 @@ def capacity_of(
         ledger=ledger,
         kv_groups=group_layers(config.kv_layers) if has_window_tables else None,
         no_sinks=_why_no_sinks(config) if has_sinks else _NO_KERNELS_FOR_SINKS,
-        state_bytes=sum(spec.num_bytes for spec in config.state_layers),
+        state_bytes=state_bytes,
     )
 
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from octavo.core.step_meter import StepMeter
     from octavo.models.config import ModelConfig
     from octavo.runtime.rank import Rank
+    from octavo.sources.source import ModelSource
 
 _log = logging.getLogger("octavo")
 
@@ -121,7 +122,7 @@ def _load_engine(
         _log.warning("%s: %s", source.path, note)
     phases.end("tokenizer")
     spec = _rank_spec(args, model_config, source.path, notes_folder())
-    ranks = _open_ranks(args, spec, model_config)
+    ranks = _open_ranks(args, spec, model_config, source)
     on_error.callback(ranks.close)
     spec = ranks.spec
     rank = source.load_rank(spec, progress)
@@ -219,14 +220,16 @@ def _threads_of_replica(num_replicas: int) -> int | None:
     return max(1, cpu().usable_cores // num_replicas) if num_replicas > 1 else None
 
 
-def _open_ranks(args: EngineArgs, spec: RankSpec, model: ModelConfig) -> OneRank:
+def _open_ranks(
+    args: EngineArgs, spec: RankSpec, model: ModelConfig, source: ModelSource
+) -> OneRank:
     """Return the ranks of an engine: one, or those of a tensor-parallel group."""
     asked = args.tensor_parallel_size
     if asked == 1 or (asked == AUTO and spec.device != "cpu"):
         return OneRank(spec)
     from octavo.serving.rank_group import open_ranks
 
-    return open_ranks(asked, spec, model, args.model_impl)
+    return open_ranks(asked, spec, model, args.model_impl, source.weights_bytes)
 
 
 def _memory_info(capacity: Capacity, config: EngineConfig) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from octavo.runtime.followers import Followers
 from octavo.runtime.layout import RankBounds, resolve_ranks, why_one_rank
 from octavo.serving.one_rank import OneRank
 from octavo.system import numa
+from octavo.system.machine import usable_memory_bytes
 
 if TYPE_CHECKING:
     from octavo.models.config import ModelConfig
@@ -26,12 +27,24 @@ _log = logging.getLogger("octavo")
 
 _FOLLOWER = "octavo.serving.follower"
 
+# Memory of a follower beside the model, as it is measured: Python, its modules, and the kernels.
+_PROCESS_BYTES = 30 << 20
+
 # What followers are told in another way, or have themselves.
 _NOT_SENT = ("path", "packed_folder", "pool", "group", "threads", "numa_nodes")
 
 
-def open_ranks(asked: int | str, spec: RankSpec, model: ModelConfig, model_impl: str) -> OneRank:
+def open_ranks(
+    asked: int | str,
+    spec: RankSpec,
+    model: ModelConfig,
+    model_impl: str,
+    weights_bytes: Callable[[], int],
+) -> OneRank:
     """Return the ranks of an engine for ``tensor_parallel_size``, started but for rank 0.
+
+    Args:
+        weights_bytes: as of a ``ModelSource``.
 
     Raises:
         ConfigError: so many cannot be, or a process cannot be started.
@@ -41,9 +54,11 @@ def open_ranks(asked: int | str, spec: RankSpec, model: ModelConfig, model_impl:
         kernels = "native" if why_not_native(spec, model) is None else "reference"
     bounds = RankBounds(
         model=model.name,
-        num_heads=model.num_heads,
+        num_heads=model.fewest_heads,
         # Who gives more threads wants more; replicas may be more than there are cores.
         num_cores=max(spec.threads or 0, usable_threads()),
+        free_bytes=usable_memory_bytes() * spec.memory_share,
+        needed_bytes=lambda tp: weights_bytes() + (tp - 1) * _PROCESS_BYTES,
         why_alone=why_one_rank(kernels, spec.device),
     )
     nodes = numa.nodes()

@@ -69,8 +69,10 @@ def test_projections_to_heads_are_cut_by_heads():
     assert key.of_rank(GATHER).outputs == 2 * 64
 
 
-def test_a_rank_scans_whole_states_and_has_whole_vectors():
-    assert shares(4, "gather").pieces(6) == 6 and shares(4).pieces(6) == 2
+def test_a_rank_scans_its_heads_and_has_whole_vectors():
+    assert shares(4, "gather").pieces(6) == shares(4).pieces(6) == 2
+    assert shares(2, "gather").channels(80) == 48 and shares(2).channels(80) == 40
+    assert shares(4, "gather").channels(50) == 50  # a tile for each there is not
     bias = WeightShape("mlp.up_proj.bias", "norm", 512)
     assert bias.of_rank(GATHER) == bias
 

@@ -175,7 +175,7 @@ def test_types_of_kv(bench_of, run_all, kv):
 @pytest.mark.parametrize("name", RECURRENCES)
 def test_recurrent_layers(bench_of, run_all, name):
     bench = bench_of(*make_hybrid(name))
-    check_alike(bench, run_all, (2,), state_slots=12, num_blocks=12)
+    check_alike(bench, run_all, (2, 3, 4), state_slots=12, num_blocks=12)
 
 
 def test_floats_in_memory_are_packed_in_part():

@@ -18,6 +18,8 @@ import pytest
 from octavo import LLM, SamplingParams, cli
 from octavo.base.errors import ConfigError, EngineError
 from octavo.kernels.cpu import library
+from octavo.serving import rank_group
+from octavo.sources.open import open_source
 from octavo.system import numa
 
 pytestmark = [
@@ -85,6 +87,17 @@ def test_a_layout_that_cannot_be_is_refused_before_anything_is_started(tiny_mode
         LLM(str(tiny_model), tensor_parallel_size=64, **SETTINGS)
     with pytest.raises(ConfigError, match="native CPU kernels"):
         LLM(str(tiny_model), tensor_parallel_size=2, kernels="reference")
+
+
+def test_ranks_that_find_no_memory_are_refused_before_one_is_started(tiny_model, monkeypatch):
+    """A follower needs memory of its own; weights are in the memory of all."""
+    weights = open_source(tiny_model).weights_bytes()
+    free = weights + 2 * rank_group._PROCESS_BYTES
+    monkeypatch.setattr(rank_group, "usable_memory_bytes", lambda: free)
+    monkeypatch.setattr(rank_group, "Followers", None)
+    settings = {**SETTINGS, "threads": 4}
+    with pytest.raises(ConfigError, match="4 ranks need .* together.*; the nearest is 3"):
+        LLM(str(tiny_model), tensor_parallel_size=4, **settings)
 
 
 def test_a_follower_that_cannot_load_is_named(tiny_model, monkeypatch, tmp_path):

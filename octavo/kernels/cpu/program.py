@@ -20,7 +20,7 @@ from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.latent_weights import LatentWeights
 from octavo.kernels.cpu.layout import TILE, experts_bytes
 from octavo.kernels.cpu.library import Library, Pool
-from octavo.kernels.cpu.recurrence import StateLayout, recurrence_struct
+from octavo.kernels.cpu.recurrence import StateLayout, recurrence_structs
 from octavo.kernels.division import Division, HeadSlice, head_slices
 from octavo.kernels.fused_ops import FusedNorm, FusedOp, WeightRef
 from octavo.kernels.parts import WHOLE
@@ -233,7 +233,8 @@ class Program:
             case fused_ops.FusedExperts():
                 yield abi.OCT_OP_EXPERTS, self._experts(op)
             case fused_ops.FusedRecurrence():
-                yield recurrence_struct(op, self._at, self._constant, self.kv.states)
+                columns = self._division.columns(op)
+                yield from recurrence_structs(op, columns, self._at, self._constant, self.kv.states)
 
     def _embed(self, op: fused_ops.FusedEmbedding) -> abi.EmbedArgs:
         arguments = abi.EmbedArgs(
