@@ -120,6 +120,8 @@ class TlsConnection:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLEOFError | ConnectionResetError | BrokenPipeError):
+        return "the connection was cut"
     if isinstance(error, ssl.SSLError) and error.reason:
         return f"TLS: {error.reason.lower().replace('_', ' ')}"
     if isinstance(error, OSError) and error.strerror:

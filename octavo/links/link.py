@@ -35,7 +35,7 @@ from octavo.links.frames import (
 )
 
 # Frames that wait for `receive`; then no more are read, and the other end has to wait.
-_MOST_WAITING = 64
+MOST_WAITING = 64
 # Shorter frames are sent as one piece of TLS, with their header: a record has 16 KB at most.
 _ONE_PIECE_BYTES = 16384 - HEADER_BYTES
 _PAUSE_S = 0.001
@@ -235,7 +235,7 @@ class Link:
             data = memoryview(bytearray(num_bytes))
             self._fill(data)
             self._frames.put(Frame(kind, data))
-            while self._frames.qsize() >= _MOST_WAITING and not self._over.wait(_PAUSE_S):
+            while self._frames.qsize() >= MOST_WAITING and not self._over.wait(_PAUSE_S):
                 pass
         self._heard_at = time.monotonic()
 
