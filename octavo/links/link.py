@@ -145,7 +145,7 @@ class Link:
                     self._connection.send(view, deadline)
                 self._sent_at = time.monotonic()
         except (LinkError, TimeoutError) as error:
-            raise self._ended(error) from None
+            raise LinkError(str(self._ended(error))) from None
 
     def send_message(self, message: Mapping[str, Any]) -> None:
         """Send an object of JSON. Errors are those of `send`."""
@@ -156,7 +156,7 @@ class Link:
         frame = self._frames.get()
         if frame is None:
             self._frames.put(None)  # for the next one who asks
-            raise self._end.result()
+            raise LinkError(str(self._end.result()))
         return frame
 
     def receive_message(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from array import array
 
@@ -12,7 +13,7 @@ pytest.importorskip("cryptography", reason="connections between machines need ce
 
 from link_ends import two_ends
 
-from octavo.base.errors import EngineError, PeerEndedError
+from octavo.base.errors import EngineError, LinkError, PeerEndedError
 from octavo.kernels.cpu import library
 from octavo.kernels.cpu.group import ShmGroup
 from octavo.links.frames import MESSAGE, ROWS, WORDS
@@ -150,7 +151,8 @@ def test_values_of_another_size_are_an_error_and_are_not_read(over_tcp):
 
 def test_more_rows_than_there_can_be_end_the_link(over_tcp):
     sends, receives = over_tcp
-    sends._link.send(ROWS, bytes(4 * (2 + 64 * sum(WIDTHS)) + 1))
+    with contextlib.suppress(LinkError):  # it may end while this is being sent
+        sends._link.send(ROWS, bytes(4 * (2 + 64 * sum(WIDTHS)) + 1))
     with pytest.raises(PeerEndedError, match="are the most"):
         receives.receive(0, empty(4))
 
@@ -161,7 +163,7 @@ def test_words_come_as_they_were_sent():
         follower.start({WORDS: most_message_bytes(LIMITS, 16)})
         sends, receives = SentMessages([home]), ReceivedMessages(follower)
         assert sends.pieces(1 << 20) <= sends.room
-        for words in ([1], [1, -2, 3], [*range(10000)]):
+        for words in ([1], [1, -2, 3], [*range(8000)]):
             sends.send(array("i", words))
             assert receives.receive().tolist() == words
         home.send(WORDS, b"123")
