@@ -60,6 +60,10 @@ class TlsConnection:
             self.close()
             raise
 
+    @property
+    def local_host(self) -> str:
+        return str(self.tls.getsockname()[0])
+
     def receive(self, buffer: memoryview, deadline: float) -> int:
         """Receive some bytes into a buffer; returns how many.
 

@@ -94,6 +94,11 @@ class Link:
         self._threads: list[threading.Thread] = []
 
     @property
+    def local_host(self) -> str:
+        """The address of this machine that the link has."""
+        return self._connection.local_host
+
+    @property
     def failure(self) -> LinkError | None:
         """Why the link has ended; None as long as it has not."""
         return self._end.result() if self._end.done() else None

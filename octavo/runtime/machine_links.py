@@ -15,12 +15,12 @@ ended is a rank that has ended: whoever waits gets PeerEndedError.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from octavo.base.errors import EngineError, LinkError, PeerEndedError
-from octavo.links.frames import ROWS, WORDS
+from octavo.links.frames import MESSAGE, ROWS, WORDS
 from octavo.links.link import MOST_WAITING, Frame, Link
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.stage_links import FAILED, StepMessages, check_step, text_words
@@ -104,18 +104,18 @@ class MachineLink:
     """A ``StageLink`` to a stage on another machine, of one rank.
 
     Args:
-        link: on which the other end sends no other frames, once this one is open.
-        allowed: the kinds of frames that may come beside those of this stage's values, and their
-            most bytes.
+        receives: the kinds of frames that may come at the end that receives, beside those of
+            values, and their most bytes; None is the end that sends.
     """
 
-    def __init__(self, link: Link, allowed: dict[int, int] | None = None):
+    def __init__(self, link: Link, receives: Mapping[int, int] | None = None):
         self._link = link
-        self._allowed = allowed or {}
+        self._receives = receives
 
     def open(self, widths: Sequence[int], max_tokens: int, depth: int) -> None:
-        most = _WORD * (_HEAD_WORDS + max_tokens * sum(widths))
-        self._link.allow({**self._allowed, ROWS: max(most, _MOST_TEXT_BYTES)})
+        if self._receives is not None:
+            most = _WORD * (_HEAD_WORDS + max_tokens * sum(widths))
+            self._link.allow({**self._receives, ROWS: max(most, _MOST_TEXT_BYTES)})
 
     def send(self, number: int, values: Sequence[np.ndarray]) -> None:
         head = np.array((number, len(values[0])), dtype=np.int32)
@@ -163,6 +163,8 @@ def _received(link: Link, kind: int) -> memoryview:
         frame: Frame = link.receive()
     except LinkError as error:
         raise peer_ended(error) from None
+    if frame.kind == MESSAGE:  # its last one
+        raise PeerEndedError(f"{link.peer}: {bytes(frame.data).decode(errors='replace')}")
     if frame.kind != kind:
         raise EngineError(f"{link.peer}: another kind of frame came than was due")
     return frame.data

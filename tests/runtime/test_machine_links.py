@@ -35,7 +35,7 @@ def over_tcp():
     with two_ends() as (home, follower):
         home.start({MESSAGE: 1000})
         follower.start({WORDS: most_message_bytes(LIMITS, 16)})
-        sends, receives = MachineLink(follower, {WORDS: 4096}), MachineLink(home)
+        sends, receives = MachineLink(follower), MachineLink(home, {MESSAGE: 1000})
         for end in (receives, sends):
             end.open(WIDTHS, 64, 2)
         yield sends, receives
