@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from octavo.base.errors import ConfigError, EngineError, LinkError, PeerEndedError
@@ -133,7 +134,7 @@ class _Ranks:
             link = invitation.wait(_SECONDS_TO_CONNECT)
             self.links.append(link)
             link.start(MESSAGES)
-            link.when_it_ends(lambda why, index=index: self._ended(index, why))
+            link.when_it_ends(partial(self._ended, index))
 
     def join(self, module: str, settings: Message) -> None:
         """Tell all what they are, and connect each with the next one."""
