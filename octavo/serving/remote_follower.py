@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from octavo.base.errors import ConfigError
-from octavo.kernels.cpu.library import choose
+from octavo.kernels.cpu.library import choose, runnable
 from octavo.links.facts import Facts, difference
 from octavo.runtime.home_connection import HomeConnection
 from octavo.runtime.rank_memory import Seat
@@ -27,8 +27,7 @@ def serve(seat: Seat, settings: Message, home: HomeConnection) -> None:
     Raises:
         ConfigError: this machine has another model, or cannot compute as rank 0 does.
     """
-    # The bits of a sum depend on the instruction set: that of rank 0 is taken, if there is it here.
-    os.environ["OCTAVO_ISA"] = settings["facts"]["instruction set"]
+    _use_instructions(settings["facts"]["instruction set"])
     path = Path(settings["path"])
     if not path.exists():
         raise ConfigError(
@@ -45,3 +44,16 @@ def model_facts(path: Path) -> Facts:
     """Return what the machines of a pipeline must have in common, so that answers are those of one
     rank to the bit."""
     return {"model content": model_content(path), "instruction set": choose()}
+
+
+def _use_instructions(isa: str) -> None:
+    """Use the instruction set of rank 0, on which the bits of a sum depend. ConfigError if it is
+    not there."""
+    here = runnable()
+    if isa not in here:
+        best = f"OCTAVO_ISA={here[0]}" if here else "another machine in place of this one"
+        raise ConfigError(
+            f"rank 0 computes with {isa} instructions, which this machine lacks, or octavo here "
+            f"was built without: start rank 0 with {best}"
+        )
+    os.environ["OCTAVO_ISA"] = isa
