@@ -1,4 +1,4 @@
-"""What a rank on another machine and the home rank say to each other before the first step."""
+"""The connection of a rank on another machine to the home rank, before the first step."""
 
 from __future__ import annotations
 

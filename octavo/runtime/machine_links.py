@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline tell each other, between machines: one `Link` for each follower.
+"""Messages and hidden states of a pipeline between machines: one `Link` for each follower.
 
 :class:`SentMessages` and :class:`ReceivedMessages` are the two ends of ``StepMessages``, and
 :class:`MachineLink` is an end of a ``StageLink`` (``stage_links.py``). The bytes are those that
@@ -9,7 +9,7 @@ ranks on one machine read in shared memory::
              or the number, -1, and why the step has failed, in bytes
 
 Frames are as long at most as the sizes allow that all ranks were started with. A link that has
-ended is a rank that has ended: whoever waits gets PeerEndedError.
+ended is a rank that has ended: those that wait get PeerEndedError.
 """
 
 from __future__ import annotations
