@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 
-from octavo.base.errors import LinkError
-from octavo.calibration.link_store import MeasuredLink
+from octavo.base.errors import ConfigError, LinkError
+from octavo.base.files import replace_file
+from octavo.cost.networks import Network, network_file
 from octavo.links.echo import ECHO_FACTS, measure, send_back
 from octavo.links.handshake import connect
 from octavo.links.link import Link
@@ -22,7 +25,7 @@ _SECONDS_TO_START = 60.0
 _SECONDS_TO_CARRY = 1800.0
 
 
-def measure_loopback() -> MeasuredLink:
+def measure_loopback() -> Network:
     """Measure a link between this process and one that it starts: what TLS and two processes take,
     without a network.
 
@@ -47,7 +50,7 @@ def measure_loopback() -> MeasuredLink:
                 process.kill()
 
 
-def measure_to(ticket: Ticket) -> MeasuredLink:
+def measure_to(ticket: Ticket) -> Network:
     """Measure the link to the machine whose `serve_one` has made a ticket; it has the name of that
     machine.
 
@@ -76,12 +79,23 @@ def serve_one(address: Address, show: Callable[[Ticket], None]) -> str:
             return link.peer
 
 
-def _measured(link: Link, name: str) -> MeasuredLink:
+def keep(network: Network) -> Path:
+    """Write what was measured in the place of an older one, where plans find it; return the path.
+    ConfigError if it cannot be written."""
+    path = network_file(network.name)
+    try:
+        replace_file(path, (json.dumps(network.as_json(), indent=1) + "\n").encode())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
+    return path
+
+
+def _measured(link: Link, name: str) -> Network:
     try:
         times = measure(link)
     except LinkError as error:
         raise LinkError(f"the link has ended while it was measured: {error}") from error
-    return MeasuredLink(
+    return Network(
         name=name,
         latency_s=times.latency_s,
         latency_p99_s=times.latency_p99_s,

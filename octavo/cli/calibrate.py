@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from octavo.bench.offline.session import OfflineSession
-    from octavo.calibration.link_store import MeasuredLink
     from octavo.calibration.store import CalibrationProfile
     from octavo.cost.measured_steps import MeasuredSteps
+    from octavo.cost.networks import Network
 
 EXAMPLES = """\
 A minute of the engine's own steps is timed: prompts of all lengths, few and many requests, short
@@ -26,7 +26,9 @@ from there, and `octavo validate` says how far it can be trusted. Nothing else s
 
 With --link, the network between machines is measured instead, as stages of a pipeline use it: over
 TLS, one way. One machine listens and shows a ticket, which is secret and lets one other in, once;
-the other one takes the ticket from standard input, or from $OCTAVO_LINK_TICKET, and measures.
+the other one takes the ticket from standard input, or from $OCTAVO_LINK_TICKET, and measures. Plans
+and simulations take it from there: --hardware auto:2@10.0.0.5 is two machines like this one, with
+that network between them.
 
 examples:
   octavo calibrate
@@ -120,10 +122,10 @@ def _loopback(args: argparse.Namespace) -> int:
 _LINKS = {"loopback": _loopback, "listen": _listen, "connect": _connect}
 
 
-def _report_link(args: argparse.Namespace, link: MeasuredLink) -> int:
-    from octavo.calibration.link_store import keep_link
+def _report_link(args: argparse.Namespace, link: Network) -> int:
+    from octavo.calibration.link_run import keep
 
-    path = keep_link(link)
+    path = keep(link)
 
     def show(console: Console) -> None:
         rows = [
