@@ -1,10 +1,11 @@
 """The part of a model that one rank computes: of each layer, and of the layers.
 
-A tensor-parallel group shares each layer. All matrices are cut by their outputs, and attention by its heads, so that each number is computed
-by one rank as a model on one rank computes it: the answers are the same to the bit. Inputs are
-never cut, so that neither are groups or superblocks of quantized weights.
+The ranks of a tensor-parallel group share each layer. All matrices are cut by their outputs, and
+attention by its heads, so that each number is computed by one rank as a model on one rank computes
+it: the answers are the same to the bit. Inputs are never cut, so that neither are groups or
+superblocks of quantized weights.
 
-A pipeline has its layers in stages, one after the other.
+The stages of a pipeline have some of the layers each, one stage after the other.
 """
 
 from __future__ import annotations
