@@ -116,13 +116,14 @@ def check_ranks(tp: int, bounds: RankBounds, pp: int = 1) -> None:
         remedy = f"the nearest is {nearest[0]}"
     else:
         remedy = f"the nearest is {_settings(*nearest)}"
-    raise ConfigError(f"{_settings(tp, pp)}: {bounds.model}: {why}; {remedy}")
+    asked = f"tensor_parallel_size={tp}" if pp == 1 else _settings(tp, pp)
+    raise ConfigError(f"{asked}: {bounds.model}: {why}; {remedy}")
 
 
 def _settings(tp: int, pp: int) -> str:
-    """Return the settings of a layout, as an error names them."""
-    both = f"tensor_parallel_size={tp}", f"pipeline_parallel_size={pp}"
-    return both[0] if pp == 1 else both[1] if tp == 1 else f"{both[0]}, {both[1]}"
+    """Return the settings of a pipeline, as an error names them."""
+    stages = f"pipeline_parallel_size={pp}"
+    return stages if tp == 1 else f"tensor_parallel_size={tp}, {stages}"
 
 
 def resolve_ranks(asked: int | str, bounds: RankBounds, num_nodes: int, pp: int = 1) -> int:
