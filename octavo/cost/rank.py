@@ -24,6 +24,7 @@ from octavo.cost.rank_model import MatrixOp, RankModel
 from octavo.cost.recurrences import Recurrence
 from octavo.cost.weight_shape import WeightShape
 from octavo.cost.weight_type import WeightType
+from octavo.kernels.parts import Stage
 
 
 @lru_cache(maxsize=64)
@@ -59,14 +60,8 @@ def check_layout(spec: ModelSpec, parallel: Parallel) -> None:
 
 
 def stage_layers(spec: ModelSpec, parallel: Parallel, stage: int) -> range:
-    """The layers of a stage of the pipeline. What does not come out even goes to the stages in
-    the middle, as the last has the head (vLLM does the same)."""
-    count, rest = divmod(spec.num_layers, parallel.pp)
-    sizes = [count] * parallel.pp
-    for index in range(rest):
-        sizes[max(0, parallel.pp - 2 - index)] += 1
-    first = sum(sizes[:stage])
-    return range(first, first + sizes[stage])
+    """The layers of a stage of the pipeline, as an engine deals them out."""
+    return Stage(stage, parallel.pp).layers(spec.num_layers)
 
 
 def stage_weights(spec: ModelSpec, parallel: Parallel, stage: int) -> Iterator[WeightShape]:

@@ -217,7 +217,7 @@ class Rank:
 
     @property
     def feeds_tokens(self) -> bool:
-        return self.forward.depth > 1
+        return self.forward.feeds_tokens
 
     def feeds(self, request: Request) -> bool:
         return self.forward.feeds(request)

@@ -29,7 +29,7 @@ from octavo.settings.engine import (
 )
 from octavo.sources.open import notes_folder, open_source
 from octavo.speculation.drafter import Drafter, TargetModel
-from octavo.speculation.drafters import acceptance_of, open_drafter
+from octavo.speculation.drafters import acceptance_of, check_pipelined, open_drafter
 from octavo.system.machine import cpu, has_gpu_driver, keep_openmp_patient
 
 if TYPE_CHECKING:
@@ -157,6 +157,7 @@ def _load_engine(
         "block_size": config.cache.block_size,
         **_memory_info(capacity, config),
         **({} if spec.part.is_whole else {"tensor_parallel_size": spec.part.size}),
+        **({} if spec.stage.is_whole else {"pipeline_parallel_size": spec.stage.count}),
     }
     text_engine = TextEngine(engine, tokenizer, model_config.vocab_size, eos_token_ids, config.seed)
     return LoadedEngine(config, text_engine, model_config, info, phases.seconds, ranks)
@@ -223,13 +224,17 @@ def _threads_of_replica(num_replicas: int) -> int | None:
 def _open_ranks(
     args: EngineArgs, spec: RankSpec, model: ModelConfig, source: ModelSource
 ) -> OneRank:
-    """Return the ranks of an engine: one, or those of a tensor-parallel group."""
-    asked = args.tensor_parallel_size
-    if asked == 1 or (asked == AUTO and spec.device != "cpu"):
+    """Return the ranks of an engine: one, or those that share its layers, or have some each."""
+    asked, num_stages = args.tensor_parallel_size, args.pipeline_parallel_size
+    if asked == AUTO and spec.device != "cpu":
+        asked = 1
+    if asked == num_stages == 1:
         return OneRank(spec)
+    if num_stages > 1 and (speculation := args.speculation()) is not None:
+        check_pipelined(speculation)
     from octavo.serving.rank_group import open_ranks
 
-    return open_ranks(asked, spec, model, args.model_impl, source.weights_bytes)
+    return open_ranks(asked, num_stages, spec, model, args.model_impl, source.weights_bytes)
 
 
 def _memory_info(capacity: Capacity, config: EngineConfig) -> dict[str, Any]:
@@ -260,10 +265,12 @@ def _open_store(
     cache = config.cache
     if cache.offload is None:
         return None
-    if cache.offload.folder is not None and not spec.part.is_whole:
+    if cache.offload.folder is not None and spec.num_ranks > 1:
+        setting = "pipeline" if spec.part.is_whole else "tensor"
         raise ConfigError(
             f"kv_offload to {cache.offload.folder}: its files would have the KV of one of "
-            f"{spec.part.size} ranks; give a size of host memory alone, or tensor_parallel_size=1"
+            f"{spec.num_ranks} ranks; give a size of host memory alone, or "
+            f"{setting}_parallel_size=1"
         )
     from octavo.offload.kv_identity import identity_of
     from octavo.offload.open_store import open_store

@@ -186,7 +186,12 @@ class EngineArgs:
     tensor_parallel_size: int | str = option(
         1, "ranks that share each layer; auto is one for each NUMA node on a CPU, and 1 on a GPU"
     )
-    pipeline_parallel_size: int = option(1, "devices that share the layers")
+    pipeline_parallel_size: int = option(
+        1,
+        "stages that have some of the layers each, one after the other: processes of CPUs, each "
+        "with tensor_parallel_size ranks",
+        least=1,
+    )
     data_parallel_size: int = option(
         1,
         "replicas: whole copies of the engine on this machine, each with its part of the cores and "
@@ -306,10 +311,7 @@ class EngineArgs:
 
     def _refuse_unsupported(self) -> None:
         """Raise ConfigError for a setting that would have no effect; none is ignored."""
-        for name, only in (
-            ("pipeline_parallel_size", 1),
-            ("enable_expert_parallel", False),
-        ):
+        for name, only in (("enable_expert_parallel", False),):
             if getattr(self, name) != only:
                 raise ConfigError(
                     f"{name}={getattr(self, name)!r} is not supported in this version of octavo: "
