@@ -43,7 +43,7 @@ class RankBounds:
         """Return why so many ranks in each of ``pp`` stages cannot be; None if they can."""
         count = tp * pp
         if count == 1:
-            return self._why_no_memory(tp)
+            return self._why_no_memory(count)
         if self.why_alone is not None:
             return self.why_alone
         if self.num_heads is not None and tp > self.num_heads:
@@ -53,16 +53,16 @@ class RankBounds:
         if self.num_cores is not None and count > self.num_cores:
             what = f"{tp} ranks" if pp == 1 else f"{pp} stages of {tp} rank{'s' if tp > 1 else ''}"
             return f"{what} need a core each, and {self.num_cores} may be used"
-        return self._why_no_memory(tp)
+        return self._why_no_memory(count)
 
-    def _why_no_memory(self, tp: int) -> str | None:
+    def _why_no_memory(self, count: int) -> str | None:
         if self.needed_bytes is None or self.free_bytes is None:
             return None
-        needed = self.needed_bytes(tp)
+        needed = self.needed_bytes(count)
         if needed <= self.free_bytes:
             return None
         return (
-            f"{tp} rank{'s' if tp > 1 else ''} need {needed / 2**30:.2f} GiB together, and "
+            f"{count} rank{'s' if count > 1 else ''} need {needed / 2**30:.2f} GiB together, and "
             f"{self.free_bytes / 2**30:.2f} GiB of memory are free"
         )
 
