@@ -11,12 +11,15 @@ from hash_model import FunctionProposer
 from hybrid_models import RECURRENCES, make_hybrid
 from native_requests import make_requests, short_requests
 
+from octavo.base.errors import PeerEndedError
 from octavo.core.batch import Draft
-from octavo.core.request import Request
+from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sink_window import SinkWindowRules
 from octavo.kernels.cpu import library
+from octavo.kernels.cpu.group import ShmGroup
 from octavo.models.kv_groups import group_layers
+from octavo.runtime.stage_forward import StageEnds, StageForward
 
 pytestmark = pytest.mark.skipif(not library.runnable(), reason="no native library was built")
 
@@ -184,3 +187,91 @@ def test_as_many_steps_are_in_flight_as_there_are_stages(bench, run_all):
     while engine.step() is not None:
         pass
     check_followers(engine)
+
+
+# -- steps that fail -------------------------------------------------------------------------------
+
+
+def fail_in_the_first_stage(monkeypatch, fails):
+    """Have the steps of the first stage fail for which ``fails(token_ids, requests)`` is true."""
+    step = StageForward._step
+
+    def failing(self, num_positions):
+        sequences = self._arguments.seqs
+        token_ids = list(self._token_ids[: sequences.num_tokens])
+        if self._stage.is_first and fails(token_ids, sequences.num_seqs):
+            raise MemoryError("no memory for this step")
+        return step(self, num_positions)
+
+    monkeypatch.setattr(StageForward, "_step", failing)
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(1, 2), (1, 3), (2, 2)])
+def test_a_step_that_fails_in_a_stage_is_run_again(bench_of, run_all, monkeypatch, tp, pp):
+    """And a request of which every step fails ends alone, in the words of the stage."""
+    config = deeper(CONFIGS["llama"], 4)
+    bench = bench_of(random_model(config), config)
+    settings = {"kernels": "native", "max_model_len": 64}
+    requests = short_requests(config.vocab_size, count=8)
+    expected, _ = run_all(bench.engine(**settings), requests)
+    poison = 1  # a token that no request has: see short_requests
+    bad = Request("bad", [5, poison], SamplingParams(max_tokens=4), 0.0)
+    engine = bench.engine(tp=tp, pp=pp, **settings)
+    count = iter(range(1000))
+    fail_in_the_first_stage(
+        monkeypatch,
+        lambda tokens, n: poison in tokens or (tp == 1 and n > 1 and next(count) % 5 == 3),
+    )
+    answers, _ = run_all(engine, [*short_requests(config.vocab_size, count=8), bad])
+    check_followers(engine)
+    assert {name: answers[name] for name in expected} == expected
+    assert bad.finish_reason is FinishReason.ERROR
+    assert bad.error.endswith(f"stage 0 of {pp}: MemoryError: no memory for this step")
+
+
+def test_an_interrupted_wait_loses_no_step(bench, run_all, monkeypatch):
+    """Ctrl-C while the home rank waits, in every third step."""
+    expected, _ = run_all(bench.engine(kernels="native"), short_requests(bench.config.vocab_size))
+    engine = bench.engine(kernels="native", pp=2)
+    take, count = StageEnds.take, iter(range(1000))
+
+    def interrupted(self, number, num_tokens):
+        if self._is_last and next(count) % 3 == 1:
+            raise KeyboardInterrupt
+        take(self, number, num_tokens)
+
+    monkeypatch.setattr(StageEnds, "take", interrupted)
+    step, num_interrupted = engine.step, 0
+
+    def stubborn():
+        nonlocal num_interrupted
+        while True:
+            try:
+                return step()
+            except KeyboardInterrupt:
+                num_interrupted += 1
+
+    engine.step = stubborn
+    answers, _ = run_all(engine, short_requests(bench.config.vocab_size))
+    check_followers(engine)
+    assert answers == expected and num_interrupted > 3
+
+
+def test_messages_that_do_not_fit_into_the_ring_wait_for_steps(bench, run_all, monkeypatch):
+    """The home rank runs what it has in flight before it waits for those who read."""
+    expected, _ = run_all(bench.engine(kernels="native"), short_requests(bench.config.vocab_size))
+    engine = bench.engine(kernels="native", pp=2, tp=2)
+    monkeypatch.setattr(ShmGroup, "room", 1)
+    answers, _ = run_all(engine, short_requests(bench.config.vocab_size))
+    check_followers(engine)
+    assert answers == expected
+
+
+def test_ranks_that_are_not_in_step_end(bench, run_all, monkeypatch):
+    engine = bench.engine(kernels="native", pp=2)
+    engine.executor.forward._num_steps = 5  # of which the home rank waits for
+    lane = engine.executor.forward._lanes[1]
+    write = lane.write
+    monkeypatch.setattr(lane, "write", lambda *a: (write(*a), setattr(lane, "step_number", 7))[0])
+    with pytest.raises(PeerEndedError, match="step 7, .* are of .step, tokens. .5, "):
+        run_all(engine, short_requests(bench.config.vocab_size))
