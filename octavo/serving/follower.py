@@ -13,13 +13,13 @@ from octavo.models.kv_groups import KVGroups
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.following_forward import Follower, FollowingForward, follow
 from octavo.runtime.rank_memory import Seat
-from octavo.runtime.rank_process import JsonConnection, Message
+from octavo.runtime.rank_process import Connection, Message
 from octavo.sources.open import notes_folder, open_source
-from octavo.system.machine import keep_openmp_patient
+from octavo.system.machine import keep_openmp_patient, memory
 from octavo.system.numa import RankPlace
 
 
-def serve(seat: Seat, settings: Message, home: JsonConnection) -> None:
+def serve(seat: Seat, settings: Message, home: Connection) -> None:
     """Load the model that rank 0 has loaded, start as it does, and obey until the engine ends."""
     keep_openmp_patient()
     place = RankPlace(**settings["places"][seat.rank])
@@ -40,7 +40,7 @@ def serve(seat: Seat, settings: Message, home: JsonConnection) -> None:
             **settings["spec"],
         )
         rank = open_source(path, settings["model_impl"]).load_rank(spec)
-        home.send({"loaded": rank.weights_bytes})
+        home.send({"loaded": rank.weights_bytes, "free_bytes": memory().available})
         if (start := home.receive()) is None:
             return
         rank.keep_hidden_states(start["depths"])

@@ -232,6 +232,12 @@ def _open_ranks(
         return OneRank(spec)
     if num_stages > 1 and (speculation := args.speculation()) is not None:
         check_pipelined(speculation)
+    if args.stage_command:
+        from octavo.serving.remote_stages import open_remote_stages
+
+        return open_remote_stages(
+            args.stage_command, args.stage_address, spec, model, args.model_impl
+        )
     from octavo.serving.rank_group import open_ranks
 
     return open_ranks(asked, num_stages, spec, model, args.model_impl, source.weights_bytes)

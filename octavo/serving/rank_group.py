@@ -15,6 +15,7 @@ from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.followers import Followers
 from octavo.runtime.layout import RankBounds, resolve_ranks, why_one_rank
 from octavo.runtime.rank_memory import RankMemory
+from octavo.runtime.rank_process import Message
 from octavo.serving.one_rank import OneRank
 from octavo.system import numa
 from octavo.system.machine import usable_memory_bytes
@@ -32,6 +33,16 @@ _PROCESS_BYTES = 30 << 20
 
 # What followers are told in another way, or have themselves.
 _NOT_SENT = ("path", "packed_folder", "pool", "group", "pipeline", "threads", "numa_nodes")
+
+
+def sent_settings(spec: RankSpec, model_impl: str) -> Message:
+    """Return what followers need to load the model that rank 0 loads."""
+    sent = {
+        field.name: getattr(spec, field.name)
+        for field in dataclasses.fields(RankSpec)
+        if field.name not in _NOT_SENT
+    }
+    return {"path": str(Path(spec.path).resolve()), "model_impl": model_impl, "spec": sent}
 
 
 def open_ranks(
@@ -112,15 +123,8 @@ class RankGroup(OneRank):
                 pipeline=seat.pipeline,
             )
         )
-        sent = {
-            field.name: getattr(spec, field.name)
-            for field in dataclasses.fields(RankSpec)
-            if field.name not in _NOT_SENT
-        }
         settings = {
-            "path": str(Path(spec.path).resolve()),
-            "model_impl": model_impl,
-            "spec": sent,
+            **sent_settings(spec, model_impl),
             "places": [dataclasses.asdict(place) for place in places],
         }
         self._followers = Followers(_FOLLOWER, memory, settings)
