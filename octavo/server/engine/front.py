@@ -242,7 +242,8 @@ class Front(abc.ABC):
 
     def _take_back(self, entry: PendingGeneration, why: str) -> None:
         """Have a request of an engine that has ended run again, or fail it."""
-        if entry.generation.has_begun and entry.record is None:
+        goes_on = entry.record is not None and self._resumes_streams
+        if entry.generation.has_begun and not goes_on:
             self._fail(entry, EngineError(why), "error")
         elif self._crash_isolation.is_quarantined(entry.fingerprint):
             self._fail(entry, _quarantined(), "error")
@@ -295,7 +296,13 @@ class Front(abc.ABC):
         }
         if entry.record is not None and not entry.record.is_empty:
             message["resumed"] = entry.record.resumed()
-        engine.send(message)
+        engine.send(message | self._further_fields(entry, engine, isolated=isolated))
+
+    def _further_fields(
+        self, entry: PendingGeneration, engine: EngineLink, *, isolated: bool
+    ) -> Message:
+        """Return the fields by which an engine passes KV on, or gets some: none."""
+        return {}
 
     # -- the end of a generation -------------------------------------------------------------
 
