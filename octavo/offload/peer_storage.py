@@ -298,13 +298,10 @@ class _Work:
         except MissingBlockError:
             self.misses["overwritten"] += 1
             return False
-        except DamagedBlockError as error:
-            self.misses["damaged"] += 1
-            _log.warning("a KV block is computed again: %s", error)
-            return False
-        except OSError as error:
-            self.misses["unreachable"] += 1
-            _log.warning("a KV block is computed again: %s", error)
+        except Exception as error:  # whatever it is: those who wait have to learn of it
+            is_damaged = isinstance(error, DamagedBlockError)
+            self.misses["damaged" if is_damaged else "unreachable"] += 1
+            _log.warning("a KV block is computed again: %r", error)
             return False
         taken = time.perf_counter() - begin
         self._num_received += 1
