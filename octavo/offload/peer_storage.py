@@ -281,9 +281,13 @@ class _Work:
     def _write(self, task: _Task) -> bool:
         assert self.own is not None
         begin = time.perf_counter()
-        if task.name not in self.own:  # it may have been written meanwhile
-            self.own.write(task.name, self._rows[task.place])
-            self._num_sent += 1
+        try:
+            if task.name not in self.own:  # it may have been written meanwhile
+                self.own.write(task.name, self._rows[task.place])
+                self._num_sent += 1
+        except Exception as error:  # as in `_read`
+            _log.warning("a KV block is not passed on: %r", error)
+            return False
         self._seconds_sent += time.perf_counter() - begin
         return True
 

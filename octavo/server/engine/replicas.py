@@ -614,6 +614,11 @@ class ReplicaSet(Front):
         engine.take(entry)
         self._observer.on_routed(engine.number)
 
+    def _may_go_on(self, entry: PendingGeneration) -> bool:
+        """Another engine was to go on in any case with what was to be handed over."""
+        is_apart = isinstance(entry.engine, Replica) and self._hands_over(entry, entry.engine)
+        return super()._may_go_on(entry) or (is_apart and entry.record is not None)
+
     def _hands_over(self, entry: PendingGeneration, replica: Replica) -> bool:
         """Return whether a replica computes the prompt of a request alone."""
         pool = entry.pool
