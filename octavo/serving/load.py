@@ -286,8 +286,9 @@ def _open_store(
         return None, None
     if cache.offload.is_transferred and spec.num_ranks > 1:
         raise ConfigError(
-            f"prefill_replicas: a replica would pass on the KV of one of its {spec.num_ranks} ranks "
-            "alone; leave tensor_parallel_size and pipeline_parallel_size at 1"
+            "prefill_replicas: a replica would pass on the KV of one of its "
+            f"{spec.num_ranks} ranks alone; leave tensor_parallel_size and "
+            "pipeline_parallel_size at 1"
         )
     if cache.offload.folder is not None and spec.num_ranks > 1:
         setting = "pipeline" if spec.part.is_whole else "tensor"
