@@ -23,7 +23,7 @@ class RankBounds:
 
     Args:
         model: its name, for errors.
-        num_heads: query heads of the layer that has the fewest; each rank computes one at least.
+        num_heads: of the layer that has the fewest; each rank computes one at least.
         num_layers: each stage of a pipeline has one at least.
         num_cores: that ranks may use; each rank has one at least.
         free_bytes: of memory, for all ranks together.
@@ -43,26 +43,26 @@ class RankBounds:
         """Return why so many ranks in each of ``pp`` stages cannot be; None if they can."""
         count = tp * pp
         if count == 1:
-            return self._why_no_memory(tp)
+            return self._why_no_memory(count)
         if self.why_alone is not None:
             return self.why_alone
         if self.num_heads is not None and tp > self.num_heads:
-            return f"{tp} ranks cannot share its {self.num_heads} query heads, one each at least"
+            return f"{tp} ranks cannot share its {self.num_heads} heads, one each at least"
         if self.num_layers is not None and pp > self.num_layers:
             return f"{pp} stages cannot have its {self.num_layers} layers, one each at least"
         if self.num_cores is not None and count > self.num_cores:
             what = f"{tp} ranks" if pp == 1 else f"{pp} stages of {tp} rank{'s' if tp > 1 else ''}"
             return f"{what} need a core each, and {self.num_cores} may be used"
-        return self._why_no_memory(tp)
+        return self._why_no_memory(count)
 
-    def _why_no_memory(self, tp: int) -> str | None:
+    def _why_no_memory(self, count: int) -> str | None:
         if self.needed_bytes is None or self.free_bytes is None:
             return None
-        needed = self.needed_bytes(tp)
+        needed = self.needed_bytes(count)
         if needed <= self.free_bytes:
             return None
         return (
-            f"{tp} rank{'s' if tp > 1 else ''} need {needed / 2**30:.2f} GiB together, and "
+            f"{count} rank{'s' if count > 1 else ''} need {needed / 2**30:.2f} GiB together, and "
             f"{self.free_bytes / 2**30:.2f} GiB of memory are free"
         )
 

@@ -72,7 +72,7 @@ def open_ranks(
         # Who gives more threads wants more; replicas may be more than there are cores.
         num_cores=max(spec.threads or 0, usable_threads()),
         free_bytes=usable_memory_bytes() * spec.memory_share,
-        needed_bytes=lambda tp: weights_bytes() + (tp - 1) * _PROCESS_BYTES,
+        needed_bytes=lambda count: weights_bytes() + (count - 1) * _PROCESS_BYTES,
         why_alone=why_one_rank(kernels, spec.device),
     )
     nodes = numa.nodes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import random
 import signal
 import subprocess
 import sys
@@ -17,8 +18,13 @@ import pytest
 
 from octavo import LLM, SamplingParams, cli
 from octavo.base.errors import ConfigError, EngineError
+from octavo.core.request import Request
 from octavo.kernels.cpu import library
 from octavo.serving import rank_group
+from octavo.serving.load import load_engine
+from octavo.settings.engine import EngineArgs
+from octavo.sim.agenda import Agenda
+from octavo.sim.replica import Replica, ReplicaSpec
 from octavo.sources.open import open_source
 from octavo.system import numa
 
@@ -209,6 +215,54 @@ def test_kv_in_a_folder_is_refused(tiny_model, tmp_path, setting):
             **SETTINGS,
         )
     assert followers_of(os.getpid()) == []
+
+
+class Unheard:
+    """A ``ReplicaListener`` for whom only steps count."""
+
+    def received(self, request, token_ids, now) -> None: ...
+    def ended(self, request, now) -> None: ...
+    def refused(self, request, error) -> None:
+        raise error
+
+
+def test_a_live_pipeline_takes_the_steps_of_a_simulated_one(tiny_model):
+    """Prompts in chunks, prefixes that are found, and more requests than run at once."""
+
+    def requests() -> list[Request]:
+        rng = random.Random(3)
+        params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in range(1, 31)]
+        prompts = [
+            [*range(20, 20 + rng.choice([0, 32])), *(rng.randrange(100, 250) for _ in range(n))]
+            for n in (rng.randint(1, 60) for _ in params)
+        ]
+        return [Request(f"{i}", prompts[i], params[i], 0.0, seed=i) for i in range(len(params))]
+
+    def shape_of(step) -> list[tuple[str, int, int]]:
+        return [(i.request.request_id, i.start, i.num_tokens) for i in step.batch.items]
+
+    sizes = {"max_num_seqs": 12, "max_num_batched_tokens": 64, "num_blocks": 48}
+    args = EngineArgs(str(tiny_model), pipeline_parallel_size=2, **sizes, **SETTINGS)
+    loaded = load_engine(args)
+    engine, live = loaded.text_engine.engine, []
+    try:
+        for request in requests():
+            engine.add(request)
+        while (step := engine.step()) is not None:
+            live.append(shape_of(step))
+    finally:
+        engine.close()
+    agenda, simulated = Agenda(), []
+    replica = Replica(
+        *("one", ReplicaSpec(loaded.config, lambda batch: 0.01, depth=2), agenda, Unheard()),
+        watch=lambda times: simulated.append(shape_of(times.step)),
+    )
+    for request in requests():
+        replica.add(request)
+    replica.begin()
+    agenda.run(replica.begin)
+    assert live == simulated
+    assert len(live) > 60
 
 
 # -- the end of either process, at any exchange ---------------------------------------------------
