@@ -4,7 +4,8 @@
 
 takes a ticket from its environment or from standard input (``octavo/links/ticket.py``), connects to
 the home rank, and runs ``serve(seat, settings, home)`` of the module that this one names, as
-``rank_process.py`` does on the home rank's machine. It ends with its link to the home rank::
+``rank_process.py`` does on the home rank's machine. It ends with its link to the home rank, and
+with the process that has started it::
 
     home rank    rank, number of stages, module, settings                ->
                  <-  ticket for the stage before, if there is one
@@ -32,6 +33,7 @@ from octavo.links.listener import Listener
 from octavo.links.ticket import Address, parse_ticket, receive_ticket
 from octavo.runtime.home_connection import ERROR, MESSAGES, HomeConnection
 from octavo.runtime.rank_facts import software_facts, stage_facts
+from octavo.system.child_process import end_with_parent
 from octavo.system.machine import without_blas_threads
 
 # Seconds from the end of the link to the home rank until this process is ended, whatever it does.
@@ -42,6 +44,7 @@ _SECONDS_TO_CONNECT = 120.0
 
 def main() -> int:
     """Run a rank to its end; returns the exit status."""
+    end_with_parent()
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the home rank, which ends this one
     try:
