@@ -106,6 +106,11 @@ def _check(plan: Plan) -> None:
         raise ConfigError(f"octavo does not run on {deployment.device.name}")
     if deployment.spec.why_not_run is not None:
         raise ConfigError(deployment.spec.why_not_run)
+    hardware, _, count = plan.question.hardware.partition(":")
+    if hardware.strip().lower() == AUTO and count.strip() not in ("", "1"):
+        raise ConfigError(
+            f"{plan.question.hardware} is {count} machines: plan of auto, which is one"
+        )
     if deployment.parallel.tp * deployment.parallel.pp > 1:
         device = "cpu" if deployment.device.kind == "cpu" else "cuda"
         if (why := why_one_rank("native", device, "linux")) is not None:

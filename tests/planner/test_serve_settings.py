@@ -56,6 +56,9 @@ def test_this_machine_needs_no_device(tiny_model, monkeypatch):
     here = replace(known, is_measured=True, num_cores=8)
     monkeypatch.setattr("octavo.cost.this_machine.this_machine", lambda: here)
     assert "device" not in saved(tiny_model, "auto")
+    assert saved(tiny_model, "auto", dp=2)["data_parallel_size"] == 2  # which share it
+    with pytest.raises(ConfigError, match="auto:2 is 2 machines"):
+        saved(tiny_model, "auto:2", tp=1)
 
 
 def test_a_name_of_the_catalogue_is_fetched_from_where_it_was_published():
