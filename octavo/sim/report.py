@@ -57,8 +57,7 @@ class SimulationReport:
         shown = ("ttft", "tpot", "itl", "e2el")
         said = to_text(self.report, self.summary, shown) + tenants_text(tenants(self.result))
         stages = "" if self.stages is None else self.stages.as_text()
-        return "
-".join(filter(None, (said, roles_text(self.result), stages)))
+        return "\n".join(filter(None, (said, roles_text(self.result), stages)))
 
     def write(self, folder: str | Path, timeline: Timeline) -> list[Path]:
         """Write result.json, series.csv and timeline.json, each whole or not at all; return their
