@@ -106,11 +106,7 @@ def _check(plan: Plan) -> None:
         raise ConfigError(f"octavo does not run on {deployment.device.name}")
     if deployment.spec.why_not_run is not None:
         raise ConfigError(deployment.spec.why_not_run)
-    hardware, _, count = plan.question.hardware.partition(":")
-    if hardware.strip().lower() == AUTO and count.strip() not in ("", "1"):
-        raise ConfigError(
-            f"{plan.question.hardware} is {count} machines: plan of auto, which is one"
-        )
+    _check_is_one_machine(plan.question.hardware)
     if deployment.parallel.tp * deployment.parallel.pp > 1:
         device = "cpu" if deployment.device.kind == "cpu" else "cuda"
         if (why := why_one_rank("native", device, "linux")) is not None:
@@ -121,6 +117,18 @@ def _check(plan: Plan) -> None:
             f"weights in {deployment.precision.name} have to be made before they are served: "
             "`octavo quantize` makes them; then plan of their folder, without --quantization and "
             "--dtype"
+        )
+
+
+def _check_is_one_machine(hardware: str) -> None:
+    name, _, network = hardware.partition("@")
+    name, _, count = name.partition(":")
+    if name.strip().lower() != AUTO and not network:
+        return  # so many devices of one machine
+    if count.strip() not in ("", "1"):
+        raise ConfigError(
+            f"{hardware} is several machines, and a plan does not know how to reach the others: "
+            "plan of auto, and name them by --stage-command, or start a server on each"
         )
 
 

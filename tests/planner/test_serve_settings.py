@@ -44,6 +44,12 @@ def test_the_settings_are_those_of_the_engine(tiny_model):
     assert args.given_settings() == {k: v for k, v in found.items() if k != "model"}
 
 
+def test_stages_and_ranks_and_replicas_at_once(tiny_model):
+    found = saved(tiny_model, f"{TURIN}:8", tp=2, pp=2)
+    assert found["tensor_parallel_size"] == found["pipeline_parallel_size"] == 2
+    assert found["data_parallel_size"] == 2
+
+
 def test_replicas_and_copies_are_one_number():
     assert saved("llama-3.1-8b", "h100-sxm:8", tp=1)["data_parallel_size"] == 8
     assert saved("llama-3.1-8b", "h100-sxm:8", dp=2)["data_parallel_size"] == 8
@@ -57,7 +63,7 @@ def test_this_machine_needs_no_device(tiny_model, monkeypatch):
     monkeypatch.setattr("octavo.cost.this_machine.this_machine", lambda: here)
     assert "device" not in saved(tiny_model, "auto")
     assert saved(tiny_model, "auto", dp=2)["data_parallel_size"] == 2  # which share it
-    with pytest.raises(ConfigError, match="auto:2 is 2 machines"):
+    with pytest.raises(ConfigError, match="auto:2 is several machines"):
         saved(tiny_model, "auto:2", tp=1)
 
 
