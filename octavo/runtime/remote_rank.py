@@ -3,7 +3,7 @@
     python -m octavo.runtime.remote_rank
 
 takes a ticket from its environment or from standard input (``octavo/links/ticket.py``), connects to
-the home rank, and runs ``serve(seat, settings, home)`` of the module that this one names, as
+the home rank, and runs ``serve(membership, settings, home)`` of the module that this one names, as
 ``rank_process.py`` does on the home rank's machine. It ends with its link to the home rank, and
 with the process that has started it::
 
@@ -64,8 +64,8 @@ def _run(home: Link) -> int:
     with ExitStack() as links:
         try:
             start = home.receive_message()
-            seat = _take_seat(home, start, links)
-            import_module(start["module"]).serve(seat, start["settings"], connection)
+            membership = _connect_to_stages(home, start, links)
+            import_module(start["module"]).serve(membership, start["settings"], connection)
         except (PeerEndedError, LinkError):
             raise
         except Exception as error:
@@ -74,11 +74,11 @@ def _run(home: Link) -> int:
     return 0
 
 
-def _take_seat(home: Link, start: dict[str, Any], links: ExitStack) -> Any:
-    """Return the seat of this rank, once it is connected to the stages beside it."""
+def _connect_to_stages(home: Link, start: dict[str, Any], links: ExitStack) -> Any:
+    """Return the membership of this rank, once it is connected to the stages beside it."""
     with without_blas_threads():
         from octavo.runtime.machine_links import MachineLink, ReceivedMessages  # numpy
-        from octavo.runtime.rank_memory import Seat
+        from octavo.runtime.rank_memory import Membership
         from octavo.runtime.stage_links import PipelinePlace
 
     rank, num_stages = int(start["rank"]), int(start["stages"])
@@ -110,7 +110,7 @@ def _take_seat(home: Link, start: dict[str, Any], links: ExitStack) -> Any:
         listener.close()
     messages = ReceivedMessages(home)
     place = PipelinePlace(stage, messages, incoming, outgoing)
-    return Seat(rank, num_stages, messages, None, place)
+    return Membership(rank, num_stages, messages, None, place)
 
 
 def _end_soon(why: LinkError) -> None:
