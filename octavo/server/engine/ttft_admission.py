@@ -93,7 +93,10 @@ class TTFTAdmission:
             num_waiting_pairs=waiting.num_pairs,
         )
         engine = FirstToken(
-            facts.max_num_seqs, facts.max_num_batched_tokens, facts.target_step_seconds
+            facts.max_num_seqs,
+            facts.max_num_batched_tokens,
+            facts.target_step_seconds,
+            facts.num_stages,
         )
         seconds = engine.seconds(backlog, num_tokens, rates, self._answer_tokens)
         if seconds > self._most_seconds:
