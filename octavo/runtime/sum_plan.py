@@ -1,0 +1,73 @@
+"""The plan of one rank's step by the scheme `sum`, and the parts of weights that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from octavo.kernels.fused_ops import FusedAttention, WeightRef
+from octavo.kernels.parts import Part
+from octavo.kernels.sum_division import MatrixPart, SumDivision
+from octavo.models.config import KVSpec
+from octavo.quantization.base import Weight
+from octavo.quantization.columns import columns_of, input_unit
+from octavo.runtime.op_program import StepPlan
+
+
+class RankPlan(NamedTuple):
+    """The plan of a rank, its parts of the weights by their names in it, and the layers of its KV
+    cache."""
+
+    plan: StepPlan
+    weights: dict[str, Weight]
+    kv_layers: Sequence[KVSpec]
+
+
+def divide(
+    plan: StepPlan,
+    weights: dict[str, Weight],
+    kv_layers: Sequence[KVSpec],
+    part: Part,
+    is_canonical: bool,
+) -> RankPlan:
+    """Return the plan of a rank, given that of the whole model.
+
+    Raises:
+        CannotFuse: so many ranks cannot share sums out.
+        UnsupportedModelError: a weight has inputs that cannot be shared out.
+    """
+    if part.is_whole and not is_canonical:
+        return RankPlan(plan, weights, kv_layers)
+
+    def whole(matrix: WeightRef) -> Weight:
+        return weights[plan.name_of(matrix)]
+
+    def name_of(matrix: WeightRef) -> str:
+        if isinstance(matrix, MatrixPart):
+            return plan.name_of(matrix.of) + matrix.name
+        return plan.name_of(matrix)
+
+    division = SumDivision(plan.ops, part, lambda matrix: input_unit(whole(matrix)), is_canonical)
+    own = StepPlan(division.ops, name_of)
+    parts = {}
+    for matrix in own.matrices():
+        if isinstance(matrix, MatrixPart):
+            parts[name_of(matrix)] = part_of(whole(matrix.of), matrix)
+        else:
+            parts[name_of(matrix)] = whole(matrix)
+    heads = next((op.k.shape[0] for op in own.ops if isinstance(op, FusedAttention)), None)
+    if heads is not None:
+        kv_layers = [replace(layer, num_kv_heads=heads) for layer in kv_layers]
+    return RankPlan(own, parts, kv_layers)
+
+
+def part_of(weight: Weight, part: MatrixPart) -> Weight:
+    """Return the rows and columns of a weight that a part names."""
+    if len(part.rows) == 1:
+        weight = weight.narrow(part.rows[0].start, part.rows[0].stop)
+    else:
+        weight = weight.select(np.concatenate([np.arange(r.start, r.stop) for r in part.rows]))
+    return weight if len(part.columns) == weight.shape[1] else columns_of(weight, part.columns)
