@@ -162,6 +162,8 @@ class SumDivision:
         self._rows: dict[Value, tuple[range, ...]] = {}
         self._closing: dict[int, Pieces] = {}  # by the id of an op
         self._heads: Pieces | None = None  # query heads, in units of them
+        # KV heads of the rank that has most; None where none are divided.
+        self.most_kv_heads: int | None = None
         self._divide_heads(ops)
         for op in ops:
             self._divide_inner(op)
@@ -183,8 +185,18 @@ class SumDivision:
             size = mixer.out.width // num_heads
             unit = math.lcm(unit, math.lcm(self._unit_of(out.segments[0].weight), size) // size)
         group = num_heads // num_kv_heads
-        pieces = pieces_of(num_heads, (math.lcm(unit, group), unit), self._part, self._is_canonical)
+
+        def pieces_of_part(part: Part) -> Pieces:
+            units = math.lcm(unit, group), unit
+            return pieces_of(num_heads, units, part, self._is_canonical)
+
+        pieces = pieces_of_part(self._part)
         self._heads = pieces
+        if isinstance(mixers[0], FusedAttention):
+            self.most_kv_heads = max(
+                sum(map(len, key_heads(each.own, group)))
+                for each in map(pieces_of_part, self._part.of_all_ranks())
+            )
         for mixer, out in zip(mixers, outs, strict=True):
             assert out is not None
             size = mixer.out.width // num_heads

@@ -1,7 +1,8 @@
 """Refusal of tensor-parallel layouts that cannot be, before anything is started.
 
-Processors share a model by the scheme `gather` (``kernels/parts.py``): ranks are processes on one
-machine, with some of the query heads and of the cores each. Plans and the start of an engine ask
+Processors share a model by the scheme `gather` (``kernels/parts.py``), GPUs by `sum`
+(``kernels/sum_division.py``): ranks are processes on one machine, with some of the query heads and
+of the cores each, or a GPU. Plans and the start of an engine ask
 here, each with what it knows.
 """
 
@@ -25,6 +26,7 @@ class RankBounds:
         model: its name, for errors.
         num_heads: query heads of the layer that has the fewest; each rank computes one at least.
         num_cores: that ranks may use; each rank has one at least.
+        num_gpus: from the first one that ranks may use; each rank has one.
         free_bytes: of memory, for all ranks together.
         needed_bytes: that so many ranks need together, at least.
         why_alone: why there can be no second rank at all, see ``why_one_rank``.
@@ -33,6 +35,7 @@ class RankBounds:
     model: str
     num_heads: int | None = None
     num_cores: int | None = None
+    num_gpus: int | None = None
     free_bytes: float | None = None
     needed_bytes: Callable[[int], float] | None = None
     why_alone: str | None = None
@@ -47,6 +50,9 @@ class RankBounds:
             return f"{tp} ranks cannot share its {self.num_heads} query heads, one each at least"
         if self.num_cores is not None and tp > self.num_cores:
             return f"{tp} ranks need a core each, and {self.num_cores} may be used"
+        if self.num_gpus is not None and tp > self.num_gpus:
+            gpus = f"{self.num_gpus} GPU{'' if self.num_gpus == 1 else 's'}"
+            return f"{tp} ranks need a GPU each, and {gpus} can be used"
         return self._why_no_memory(tp)
 
     def _why_no_memory(self, tp: int) -> str | None:
@@ -63,7 +69,8 @@ class RankBounds:
     def nearest(self, tp: int) -> int | None:
         """Return the number of ranks nearest to ``tp`` that can be: ``tp`` itself, or the most of
         fewer ones; None if there is none. More ranks never need less memory together."""
-        bounds = [each for each in (self.num_heads, self.num_cores) if each is not None]
+        known = self.num_heads, self.num_cores, self.num_gpus
+        bounds = [each for each in known if each is not None]
         most = 1 if self.why_alone is not None else max(1, min([tp, *bounds]))
         return next((each for each in range(most, 0, -1) if self.why_not(each) is None), None)
 
@@ -107,14 +114,25 @@ def resolve_ranks(asked: int | str, bounds: RankBounds, num_nodes: int) -> int:
     return tp
 
 
+def device_of_rank(device: str, rank: int) -> str:
+    """Return the device of a rank: the CPU, or the GPU so many behind that of rank 0."""
+    if device == "cpu":
+        return device
+    kind, _, first = device.partition(":")
+    return f"{kind}:{int(first or 0) + rank}"
+
+
 def why_one_rank(kernels: str, device: str, platform: str = sys.platform) -> str | None:
     """Return why several ranks cannot run a model with these kernels there (names as of `Rank` and
     of ``EngineArgs``), None if they can."""
-    if device != "cpu":
-        return f"on {device} a model stays on one device in this version of octavo"
     if not platform.startswith("linux"):
         return f"ranks share memory as Linux has it, and this is {platform}"
-    if kernels != "native":
+    if device != "cpu" and kernels != "fused":
+        return (
+            f"ranks on GPUs need octavo's fused kernels, and these are {kernels} ones "
+            "(`octavo doctor` says why; recurrent layers have none)"
+        )
+    if kernels not in ("native", "fused"):
         return (
             f"ranks need octavo's native CPU kernels, and these are {kernels} ones "
             "(`octavo doctor` says why)"

@@ -18,12 +18,13 @@ from octavo.runtime.op_program import StepPlan
 
 
 class RankPlan(NamedTuple):
-    """The plan of a rank, its parts of the weights by their names in it, and the layers of its KV
-    cache."""
+    """The plan of a rank, its parts of the weights by their names in it, the layers of its KV
+    cache, and those of the rank of its group that has most."""
 
     plan: StepPlan
     weights: dict[str, Weight]
     kv_layers: Sequence[KVSpec]
+    most_kv_layers: Sequence[KVSpec]
 
 
 def divide(
@@ -40,7 +41,7 @@ def divide(
         UnsupportedModelError: a weight has inputs that cannot be shared out.
     """
     if part.is_whole and not is_canonical:
-        return RankPlan(plan, weights, kv_layers)
+        return RankPlan(plan, weights, kv_layers, kv_layers)
 
     def whole(matrix: WeightRef) -> Weight:
         return weights[plan.name_of(matrix)]
@@ -58,10 +59,16 @@ def divide(
             parts[name_of(matrix)] = part_of(whole(matrix.of), matrix)
         else:
             parts[name_of(matrix)] = whole(matrix)
-    heads = next((op.k.shape[0] for op in own.ops if isinstance(op, FusedAttention)), None)
-    if heads is not None:
-        kv_layers = [replace(layer, num_kv_heads=heads) for layer in kv_layers]
-    return RankPlan(own, parts, kv_layers)
+    own_layers, most_layers = kv_layers, kv_layers
+    if division.most_kv_heads is not None:
+        heads = next(op.k.shape[0] for op in own.ops if isinstance(op, FusedAttention))
+        own_layers = _of_heads(kv_layers, heads)
+        most_layers = _of_heads(kv_layers, division.most_kv_heads)
+    return RankPlan(own, parts, own_layers, most_layers)
+
+
+def _of_heads(layers: Sequence[KVSpec], num_kv_heads: int) -> list[KVSpec]:
+    return [replace(layer, num_kv_heads=num_kv_heads) for layer in layers]
 
 
 def part_of(weight: Weight, part: MatrixPart) -> Weight:

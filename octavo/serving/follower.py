@@ -13,6 +13,8 @@ from octavo.kernels.cpu.group import ShmGroup
 from octavo.models.kv_groups import KVGroups
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.following_forward import Follower, FollowingForward, follow
+from octavo.runtime.forward import Forward
+from octavo.runtime.layout import device_of_rank
 from octavo.runtime.rank_process import JsonConnection, Message
 from octavo.sources.open import notes_folder, open_source
 from octavo.system.machine import keep_openmp_patient
@@ -29,14 +31,16 @@ def serve(group: ShmGroup, settings: Message, home: JsonConnection) -> None:
     if home.receive() is None:
         return
     with no_collections():
-        path = Path(settings["path"])
+        path, of_all = Path(settings["path"]), settings["spec"]
+        meeting_point = settings["meeting_point"]
         spec = RankSpec(
             path,
             packed_folder=notes_folder(),
             threads=place.num_threads,
             numa_nodes=tuple(place.nodes),
             group=group,
-            **settings["spec"],
+            meeting_point=None if meeting_point is None else Path(meeting_point),
+            **{**of_all, "device": device_of_rank(of_all["device"], group.rank)},
         )
         rank = open_source(path, settings["model_impl"]).load_rank(spec)
         home.send({"loaded": rank.weights_bytes})
@@ -44,9 +48,18 @@ def serve(group: ShmGroup, settings: Message, home: JsonConnection) -> None:
             return
         rank.keep_hidden_states(start["depths"])
         rank.start(limits_of(start["limits"]))
-    assert isinstance(rank.forward, FollowingForward)
     home.send({"started": True})
-    follow(group, Follower(rank.forward))
+    follow(group, follower_of(rank.forward))
+
+
+def follower_of(forward: Forward) -> Follower:
+    """Return what obeys the messages that are for a forward pass."""
+    if isinstance(forward, FollowingForward):
+        return Follower(forward)
+    from octavo.runtime.cuda_ranks import CudaFollower, FollowingCudaForward
+
+    assert isinstance(forward, FollowingCudaForward)
+    return CudaFollower(forward)
 
 
 def limits_of(fields: Message) -> RankLimits:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.base.errors import ConfigError, PeerEndedError
 from octavo.kernels.cpu.group import ShmGroup
 from octavo.kernels.cpu.library import usable_threads
-from octavo.runtime.backends import why_not_native
+from octavo.runtime.backends import why_not_fused, why_not_native
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.followers import Followers
-from octavo.runtime.layout import RankBounds, resolve_ranks, why_one_rank
+from octavo.runtime.layout import RankBounds, device_of_rank, resolve_ranks, why_one_rank
 from octavo.serving.one_rank import OneRank
 from octavo.system import numa
 
@@ -27,7 +29,7 @@ _log = logging.getLogger("octavo")
 _FOLLOWER = "octavo.serving.follower"
 
 # What followers are told in another way, or have themselves.
-_NOT_SENT = ("path", "packed_folder", "pool", "group", "threads", "numa_nodes")
+_NOT_SENT = ("path", "packed_folder", "pool", "group", "meeting_point", "threads", "numa_nodes")
 
 
 def open_ranks(asked: int | str, spec: RankSpec, model: ModelConfig, model_impl: str) -> OneRank:
@@ -36,22 +38,40 @@ def open_ranks(asked: int | str, spec: RankSpec, model: ModelConfig, model_impl:
     Raises:
         ConfigError: so many cannot be, or a process cannot be started.
     """
-    kernels = spec.kernels
-    if kernels == "auto":
-        kernels = "native" if why_not_native(spec, model) is None else "reference"
+    kernels = _kernels_of(spec, model)
+    is_cpu = spec.device == "cpu"
     bounds = RankBounds(
         model=model.name,
         num_heads=model.num_heads,
         # Who gives more threads wants more; replicas may be more than there are cores.
         num_cores=max(spec.threads or 0, usable_threads()),
+        num_gpus=None if is_cpu else _gpus_from(spec.device),
         why_alone=why_one_rank(kernels, spec.device),
     )
-    nodes = numa.nodes()
-    size = resolve_ranks(asked, bounds, numa.auto_ranks(nodes))
+    nodes = numa.nodes() if is_cpu else ()
+    size = resolve_ranks(asked, bounds, numa.auto_ranks(nodes) if is_cpu else 1)
     if size == 1:
         return OneRank(spec)
     num_threads = None if spec.threads is None else max(spec.threads, size)
-    return RankGroup(numa.places(size, nodes, num_threads), spec, model_impl)
+    return RankGroup(
+        numa.places(size, nodes, num_threads), spec, model_impl, adds_up=kernels == "fused"
+    )
+
+
+def _kernels_of(spec: RankSpec, model: ModelConfig) -> str:
+    """Return the kernels that will run a model, as far as is known before it is loaded."""
+    if spec.kernels != "auto":
+        return spec.kernels
+    if spec.device == "cpu":
+        return "native" if why_not_native(spec, model) is None else "reference"
+    return "fused" if why_not_fused(spec, model) is None else "reference"
+
+
+def _gpus_from(device: str) -> int:
+    """Return how many GPUs there are from the one of rank 0 on."""
+    import torch
+
+    return max(0, torch.cuda.device_count() - int(device.partition(":")[2] or 0))
 
 
 class RankGroup(OneRank):
@@ -59,9 +79,18 @@ class RankGroup(OneRank):
 
     Args:
         places: of all ranks. This process is pinned to that of rank 0, if there are several nodes.
+        adds_up: ranks add up results by the scheme `sum`. They load at the same time, since they
+            meet before they are loaded; others wait for the weights that rank 0 packs.
     """
 
-    def __init__(self, places: Sequence[numa.RankPlace], spec: RankSpec, model_impl: str):
+    def __init__(
+        self,
+        places: Sequence[numa.RankPlace],
+        spec: RankSpec,
+        model_impl: str,
+        *,
+        adds_up: bool = False,
+    ):
         num_threads = sum(place.num_threads for place in places)
         num_cores = usable_threads() * spec.memory_share  # other replicas have the rest
         if is_crowded := num_threads > num_cores:
@@ -72,8 +101,18 @@ class RankGroup(OneRank):
             )
         group = ShmGroup.create(len(places), is_crowded=is_crowded)
         own = places[0]
+        self._adds_up = adds_up
+        self._folder = tempfile.TemporaryDirectory(prefix="octavo-ranks-") if adds_up else None
+        if self._folder is not None:
+            spec = dataclasses.replace(spec, meeting_point=Path(self._folder.name) / "meeting")
         super().__init__(
-            dataclasses.replace(spec, threads=own.num_threads, numa_nodes=own.nodes, group=group)
+            dataclasses.replace(
+                spec,
+                device=device_of_rank(spec.device, 0),
+                threads=own.num_threads,
+                numa_nodes=own.nodes,
+                group=group,
+            )
         )
         sent = {
             field.name: getattr(spec, field.name)
@@ -83,17 +122,28 @@ class RankGroup(OneRank):
         settings = {
             "path": str(Path(spec.path).resolve()),
             "model_impl": model_impl,
+            "meeting_point": None if self._folder is None else str(spec.meeting_point),
             "spec": sent,
             "places": [dataclasses.asdict(place) for place in places],
         }
         self._followers = Followers(_FOLLOWER, group, settings)
         own.pin()
+        if adds_up:
+            self._followers.send({"load": True})
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        try:
+            yield
+        except PeerEndedError as error:
+            raise ConfigError(f"tensor_parallel_size: {self._followers.failure}") from error
 
     def load(self, rank: Rank) -> None:
         """Have the others load. ConfigError if rank 0 runs on kernels that cannot be shared."""
         if reason := why_one_rank(rank.kernels, self.spec.device):
             raise ConfigError(f"tensor_parallel_size: {reason}")
-        self._followers.send({"load": True})
+        if not self._adds_up:
+            self._followers.send({"load": True})
 
     def start(self, rank: Rank, limits: RankLimits) -> None:
         self._receive()  # all have loaded
@@ -120,3 +170,5 @@ class RankGroup(OneRank):
 
     def close(self) -> None:
         self._followers.close()
+        if self._folder is not None:
+            self._folder.cleanup()

@@ -7,15 +7,20 @@ and threads, and learns of steps by messages.
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 from octavo.base.errors import PeerEndedError
 from octavo.kernels.cpu.group import ShmGroup
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.following_forward import Follower, follow
 from octavo.runtime.rank import Rank
+from octavo.serving.follower import follower_of
 
 _NUM_BYTES = 8 << 30  # of address space
 
@@ -25,25 +30,30 @@ def start_ranks(size: int, spec: RankSpec, model, config, limits: RankLimits) ->
     home = ShmGroup.create(size, num_bytes=_NUM_BYTES, is_crowded=True)
     failures: list[BaseException] = []
     threads = []
+    folder = tempfile.TemporaryDirectory(prefix="octavo-test-")
+    spec = replace(spec, meeting_point=Path(folder.name) / "ranks")
     for rank in range(1, size):
         group = ShmGroup.attach(os.dup(home.fd), rank, size, is_crowded=True)
-        follower = Rank.of_model(replace(spec, group=group), model, config)
-        follower.start(limits)
-        work = _work(group, follower, failures)
+        make = partial(_started, replace(spec, group=group), model, config, limits)
+        work = _work(group, make, failures)
         threads.append(threading.Thread(target=work, name=f"rank {rank}", daemon=True))
-    lead = Rank.of_model(replace(spec, group=home), model, config)
-    lead.start(limits)
-    for thread in threads:
-        thread.start()
+        threads[-1].start()  # ranks of fused kernels wait for each other while they load
+    lead = _started(replace(spec, group=home), model, config, limits)
     lead.failures_of_followers = failures
-    weakref.finalize(lead, _end, home, threads)
+    weakref.finalize(lead, _end, home, threads, folder)
     return lead
 
 
-def _work(group: ShmGroup, rank: Rank, failures: list[BaseException]):
+def _started(spec: RankSpec, model, config, limits: RankLimits) -> Rank:
+    rank = Rank.of_model(spec, model, config)
+    rank.start(limits)
+    return rank
+
+
+def _work(group: ShmGroup, make: Callable[[], Rank], failures: list[BaseException]):
     def work() -> None:
         try:
-            follow(group, Follower(rank.forward))
+            follow(group, follower_of(make().forward))
         except PeerEndedError:
             pass
         except BaseException as error:  # the others must not wait for it
@@ -53,10 +63,13 @@ def _work(group: ShmGroup, rank: Rank, failures: list[BaseException]):
     return work
 
 
-def _end(home: ShmGroup, threads: list[threading.Thread]) -> None:
+def _end(
+    home: ShmGroup, threads: list[threading.Thread], folder: tempfile.TemporaryDirectory
+) -> None:
     home.abort()
     for thread in threads:
         thread.join(10)
+    folder.cleanup()
 
 
 def lone_follower(like: Rank, model, config) -> Follower:

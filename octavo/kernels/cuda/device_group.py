@@ -49,6 +49,14 @@ class DeviceGroup(Protocol):
         """Replace a tensor by that of rank 0."""
         ...
 
+    def check(self) -> None:
+        """PeerEndedError if the group was aborted: what was computed since may be anything."""
+        ...
+
+    def abort(self) -> None:
+        """End all waiting here for ever. May be called from any thread, and repeated."""
+        ...
+
 
 class Alone:
     """A rank without others."""
@@ -65,6 +73,12 @@ class Alone:
         return True
 
     def share(self, x: Tensor) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+    def abort(self) -> None:
         pass
 
 
@@ -122,13 +136,11 @@ class NcclGroup:
         self._meet(lambda: self._group.broadcast([x], options))
 
     def abort(self) -> None:
-        """End all waiting here for ever. May be called from any thread, and repeated."""
         self._has_ended = True
         with suppress(RuntimeError):
             self._group.abort()
 
     def check(self) -> None:
-        """PeerEndedError if the group was aborted: what was computed since may be anything."""
         if self._has_ended:
             raise PeerEndedError("another rank of the group has ended")
 
