@@ -177,8 +177,11 @@ class DeviceInputs:
         ):
             if len(numbers) and not least <= numbers.min() <= numbers.max() <= most:
                 raise BadMessage(f"{what} beyond {least} to {most}")
-        if starts[0] or (np.diff(starts) < 0).any() or np.diff(starts).max() > shape.max_query:
+        counts = np.diff(starts)
+        if starts[0] or not 0 <= counts.min() <= counts.max() <= shape.max_query:
             raise BadMessage("sequences do not begin one behind the other")
+        if (seq_lens < counts).any():
+            raise BadMessage("sequences are shorter than their tokens of this step")
 
     def stage_padding(self, shape: StepShape, buffer: Tensor) -> StagedStep:
         """Write the inputs of a step that is all padding, for warming up and capturing."""

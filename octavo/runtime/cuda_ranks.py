@@ -34,7 +34,7 @@ from octavo.runtime.cuda_inputs import StagedStep, StepViews
 from octavo.runtime.following_forward import Follower
 from octavo.runtime.leading_forward import LeadingCache
 from octavo.runtime.step_shapes import StepShape
-from octavo.runtime.step_words import EXIT, BadMessage, Reader
+from octavo.runtime.step_words import COPY, EXIT, BadMessage, Reader
 from octavo.runtime.streams import Work
 
 STEP_WORDS, LOGITS_WORDS = 16, 17
@@ -194,7 +194,7 @@ class CudaFollower(Follower):
 
     def obey(self, words: np.ndarray) -> None:
         reader = Reader(words)
-        kind = reader.number("the kind of a message", 0, LOGITS_WORDS)
+        kind = reader.number("the kind of a message", COPY, LOGITS_WORDS)
         if kind not in (STEP_WORDS, LOGITS_WORDS):
             return super().obey(words)
         number = reader.number("a program", 0, len(self._forwards) - 1)

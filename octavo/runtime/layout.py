@@ -27,6 +27,7 @@ class RankBounds:
         num_heads: query heads of the layer that has the fewest; each rank computes one at least.
         num_cores: that ranks may use; each rank has one at least.
         num_gpus: from the first one that ranks may use; each rank has one.
+        num_slices: of canonical sums, of which all ranks have equally many.
         free_bytes: of memory, for all ranks together.
         needed_bytes: that so many ranks need together, at least.
         why_alone: why there can be no second rank at all, see ``why_one_rank``.
@@ -36,6 +37,7 @@ class RankBounds:
     num_heads: int | None = None
     num_cores: int | None = None
     num_gpus: int | None = None
+    num_slices: int | None = None
     free_bytes: float | None = None
     needed_bytes: Callable[[int], float] | None = None
     why_alone: str | None = None
@@ -53,6 +55,11 @@ class RankBounds:
         if self.num_gpus is not None and tp > self.num_gpus:
             gpus = f"{self.num_gpus} GPU{'' if self.num_gpus == 1 else 's'}"
             return f"{tp} ranks need a GPU each, and {gpus} can be used"
+        if self.num_slices is not None and self.num_slices % tp:
+            return (
+                f"with batch_invariant, sums are of {self.num_slices} slices, which {tp} ranks "
+                "cannot share out evenly"
+            )
         return self._why_no_memory(tp)
 
     def _why_no_memory(self, tp: int) -> str | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from octavo.base.errors import ConfigError, PeerEndedError
 from octavo.kernels.cpu.group import ShmGroup
 from octavo.kernels.cpu.library import usable_threads
+from octavo.kernels.sum_division import SLICES
 from octavo.runtime.backends import why_not_fused, why_not_native
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.followers import Followers
@@ -46,6 +47,7 @@ def open_ranks(asked: int | str, spec: RankSpec, model: ModelConfig, model_impl:
         # Who gives more threads wants more; replicas may be more than there are cores.
         num_cores=max(spec.threads or 0, usable_threads()),
         num_gpus=None if is_cpu else _gpus_from(spec.device),
+        num_slices=SLICES if kernels == "fused" and spec.batch_invariant else None,
         why_alone=why_one_rank(kernels, spec.device),
     )
     nodes = numa.nodes() if is_cpu else ()
@@ -135,8 +137,9 @@ class RankGroup(OneRank):
     def loading(self) -> Iterator[None]:
         try:
             yield
-        except PeerEndedError as error:
-            raise ConfigError(f"tensor_parallel_size: {self._followers.failure}") from error
+        except PeerEndedError:
+            self._receive()  # which says who has ended, and how
+            raise
 
     def load(self, rank: Rank) -> None:
         """Have the others load. ConfigError if rank 0 runs on kernels that cannot be shared."""
