@@ -63,7 +63,7 @@ def rank_program(
     max_tokens: int = 64,
 ) -> FusedProgram:
     """Return the program of one rank, on plain ops."""
-    plan, weights, layers = divide(
+    plan, weights, layers, _ = divide(
         *plan_step(model), config.kv_layers, Part(group.rank, group.size), is_canonical
     )
     made: dict[tuple[str, ...], Any] = {}
