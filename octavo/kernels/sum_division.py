@@ -74,7 +74,7 @@ class MatrixPart:
 
     @property
     def name(self) -> str:
-        """Which part it is: behind the name of the matrix, a name of its own."""
+        """The rows and columns in words, which make a name behind that of the matrix."""
         rows = ",".join(f"{each.start}:{each.stop}" for each in self.rows)
         return f"[{rows}; {self.columns.start}:{self.columns.stop}]"
 

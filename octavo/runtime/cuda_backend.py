@@ -285,7 +285,7 @@ def open_group(spec: RankSpec) -> DeviceGroup:
     if spec.group is None:
         return ALONE
     assert spec.meeting_point is not None, "ranks of fused kernels meet at a file"
-    spec.group.meet()  # who waits here sees the end of another; in PyTorch nobody would
+    spec.group.meet()  # a rank that waits here sees the end of another; in PyTorch it does not
     store = torch.distributed.FileStore(str(spec.meeting_point), spec.part.size)
     group = NcclGroup(store, spec.part.rank, spec.part.size, torch.device(spec.device))
     spec.group.when_aborted(group.abort)

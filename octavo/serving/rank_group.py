@@ -19,7 +19,7 @@ from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.followers import Followers
 from octavo.runtime.layout import RankBounds, device_of_rank, resolve_ranks, why_one_rank
 from octavo.serving.one_rank import OneRank
-from octavo.system import numa
+from octavo.system import machine, numa
 
 if TYPE_CHECKING:
     from octavo.models.config import ModelConfig
@@ -71,9 +71,7 @@ def _kernels_of(spec: RankSpec, model: ModelConfig) -> str:
 
 def _gpus_from(device: str) -> int:
     """Return how many GPUs there are from the one of rank 0 on."""
-    import torch
-
-    return max(0, torch.cuda.device_count() - int(device.partition(":")[2] or 0))
+    return max(0, machine.num_gpus() - int(device.partition(":")[2] or 0))
 
 
 class RankGroup(OneRank):
