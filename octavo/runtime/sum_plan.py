@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from octavo.base.errors import UnsupportedModelError
 from octavo.kernels.fused_ops import FusedAttention, WeightRef
 from octavo.kernels.parts import Part
 from octavo.kernels.sum_division import MatrixPart, SumDivision
@@ -51,7 +52,15 @@ def divide(
             return plan.name_of(matrix.of) + matrix.name
         return plan.name_of(matrix)
 
-    division = SumDivision(plan.ops, part, lambda matrix: input_unit(whole(matrix)), is_canonical)
+    def unit_of(matrix: WeightRef) -> int:
+        try:
+            return input_unit(whole(matrix))
+        except UnsupportedModelError:
+            if part.is_whole:
+                return matrix.shape[1]  # one slice: it cannot be run otherwise
+            raise
+
+    division = SumDivision(plan.ops, part, unit_of, is_canonical)
     own = StepPlan(division.ops, name_of)
     parts = {}
     for matrix in own.matrices():

@@ -7,12 +7,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from coded_weights import coded, scattered
 from fused_models import CONFIGS, LLAMA, random_model, step_of
 from sum_ranks import logits_of_steps
 
+from octavo.base.errors import UnsupportedModelError
+from octavo.kernels.fused_ops import FusedSum
+from octavo.kernels.parts import Part
 from octavo.quantization.ggml_types import GGMLType
+from octavo.runtime.op_program import plan_step
+from octavo.runtime.sum_plan import divide
 
 STEPS = [
     step_of((0, 0, 23), (1, 0, 1), (2, 0, 40)),
@@ -82,6 +89,23 @@ def test_superblocks_are_not_cut(name):
     for size in (2, 4):
         found = logits_of_steps(SUPERBLOCKS, model, size, STEPS[:2], is_canonical=True)
         assert torch.equal(found, canonical)
+
+
+def test_groups_that_cannot_be_cut_run_on_one_gpu_alone():
+    """With batch_invariant too, which cuts elsewhere."""
+    model = random_model(LLAMA)
+    plan, weights = plan_step(model)
+    scattered_weights = {
+        name: scattered(coded(*weight.shape, 4, 16), np.arange(weight.shape[1]) % 3)
+        if name.endswith("down_proj.weight")
+        else weight
+        for name, weight in weights.items()
+    }
+    with pytest.raises(UnsupportedModelError, match="run it on one GPU"):
+        divide(plan, scattered_weights, LLAMA.kv_layers, Part(0, 2), False)
+    own = divide(plan, scattered_weights, LLAMA.kv_layers, Part(), True)
+    assert len([op for op in own.plan.ops if isinstance(op, FusedSum)]) == LLAMA.num_layers
+    assert set(own.weights) > {name for name in weights if name.endswith("down_proj.weight")}
 
 
 def test_16_bits_of_canonical_sums():
