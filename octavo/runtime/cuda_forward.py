@@ -199,6 +199,10 @@ class CudaForward:
     def limits(self) -> RankLimits:
         return self._limits
 
+    @property
+    def feeds_tokens(self) -> bool:
+        return self.depth > 1
+
     def feeds(self, request: Request) -> bool:
         """Return whether a step may go on from a token that the host has not received yet."""
         return needs_host(request.params) is None

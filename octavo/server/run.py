@@ -67,6 +67,11 @@ def serve(
             f"router {settings.router} chooses among replicas, and there is one engine: give "
             "data_parallel_size, or leave router out"
         )
+    if settings.max_local_prefill_length is not None and not args.prefill_replicas:
+        raise ConfigError(
+            "max_local_prefill_length says which prompts are not for prefill_replicas, and there "
+            "are none: give their number, or leave it out"
+        )
     path = hub.resolve(args.model)
     args = open_source(path, args.model_impl).settings(args)
     launcher = _create_launcher(args, settings.log_format)

@@ -14,6 +14,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -113,18 +114,24 @@ class OctavoServer:
             return ProcessEngine(
                 cast(ProcessLauncher, launcher), limits, self._observers, **options
             )
+        from octavo.core.disaggregation import LongerThan
         from octavo.core.routing import router_named
         from octavo.server.engine.replicas import ReplicaSet
 
-        launchers = cast("ReplicaLaunchers", launcher)
+        launchers, most_local = (
+            cast("ReplicaLaunchers", launcher),
+            settings.max_local_prefill_length,
+        )
         _log.info("%s", launchers.describe())
         self.replicas = ReplicaSet(
             launchers.create,
             args.data_parallel_size,
-            router_named(settings.router or ROUTER_NAMES[0]),
+            partial(router_named, settings.router or ROUTER_NAMES[0]),
             limits,
             self._observers,
             caches_prefixes=args.enable_prefix_caching,
+            num_prefill=args.prefill_replicas,
+            prefill_rule=None if most_local is None else LongerThan(most_local),
             **options,
         )
         return self.replicas

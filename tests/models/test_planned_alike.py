@@ -29,6 +29,7 @@ from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import precision_of, weights_bytes
 from octavo.cost.rank import rank_model
+from octavo.cost.shares import shares
 from octavo.cost.spec_hf import spec_from_hf
 from octavo.cost.weights import num_parameters, weights
 from octavo.cost.work import Span, passes
@@ -209,6 +210,26 @@ def test_ranks_add_up_what_is_planned(name, folder_of):
         assert found["sum"] == sums
         # Each gives as many as the one that has most, in tiles of 16 tokens.
         assert 0 <= 2 * found["gather"] - planned["head.all_gather"] < 2 * 3 * 16 * 4
+
+
+@pytest.mark.parametrize("name", tiny_hybrids.CASES)
+@pytest.mark.parametrize("tp", [1, 2, 3])
+def test_the_states_of_a_rank_are_planned(name, tp, folder_of):
+    """A plan counts the most of each part, which need not be of one rank."""
+    folder = folder_of(f"hybrid:{name}")
+    spec, config = open_spec(folder), open_checkpoint(folder).config()
+    ranks = [
+        sum(prod(shape) for layer in config.state_layers_of(part) for shape in layer.shapes)
+        for part in Part(size=tp).of_all_ranks()
+    ]
+    planned, whole = (
+        sum(mixer.state_values(said) for layer in spec.layers for mixer in layer.mixers)
+        for said in (shares(tp, "gather"), shares(1))
+    )
+    assert max(ranks) <= planned <= whole
+    if tp < 3:
+        assert max(ranks) == planned
+    assert (planned < whole) == (tp > 1)
 
 
 # Those that GGUF files can say, one of each architecture.

@@ -24,8 +24,8 @@ def bounds(**given) -> RankBounds:
 @pytest.mark.parametrize(
     ("tp", "given", "words"),
     [
-        (10, {"num_heads": 9, "num_cores": 64}, "share its 9 query heads.*; the nearest is 9"),
-        (10, {"num_heads": 9, "num_cores": 4}, "9 query heads.*; the nearest is 4"),
+        (10, {"num_heads": 9, "num_cores": 64}, "share its 9 heads.*; the nearest is 9"),
+        (10, {"num_heads": 9, "num_cores": 4}, "9 heads.*; the nearest is 4"),
         (4, {"num_heads": 9, "num_cores": 2}, "need a core each, and 2 may be used.*nearest is 2"),
         (4, {"num_gpus": 1}, "4 ranks need a GPU each, and 1 GPU can be used; the nearest is 1"),
         (6, {"num_slices": 8, "num_gpus": 7}, "8 slices, which 6 ranks .*; the nearest is 4"),
@@ -86,6 +86,7 @@ def test_where_there_can_be_one_rank_only():
     assert "this is darwin" in str(why_one_rank("native", "cpu", "darwin"))
     assert why_one_rank("fused", "cuda:1", "linux") is None
     assert why_one_rank("fused", "cpu", "linux") is None
+    assert "stages of a pipeline need" in str(why_one_rank("fused", "cuda", "linux", pp=2))
     assert "fused kernels, and these are reference" in str(why_one_rank("reference", "cuda"))
 
 

@@ -1,4 +1,4 @@
-"""A tensor-parallel group whose ranks are threads of one process.
+"""Tensor-parallel groups, and pipelines of them, whose ranks are threads of one process.
 
 As ranks in processes of their own they share the group's memory alone: each has its own program, KV
 and threads, and learns of steps by messages.
@@ -20,27 +20,31 @@ from octavo.kernels.cpu.group import ShmGroup
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.following_forward import Follower, follow
 from octavo.runtime.rank import Rank
+from octavo.runtime.rank_memory import DESCRIPTORS, Membership, RankMemory
 from octavo.serving.follower import follower_of
 
 _NUM_BYTES = 8 << 30  # of address space
 
 
-def start_ranks(size: int, spec: RankSpec, model, config, limits: RankLimits) -> Rank:
-    """Return rank 0 of a started group, whose other ranks follow until it is collected."""
-    home = ShmGroup.create(size, num_bytes=_NUM_BYTES, is_crowded=True)
+def start_ranks(
+    size: int, spec: RankSpec, model, config, limits: RankLimits, stages: int = 1
+) -> Rank:
+    """Return rank 0 of a started group, or pipeline, whose other ranks follow until it is
+    collected."""
+    memory = RankMemory(size, stages, num_bytes=_NUM_BYTES, is_crowded=True)
     failures: list[BaseException] = []
     threads = []
     folder = tempfile.TemporaryDirectory(prefix="octavo-test-")
     spec = replace(spec, meeting_point=Path(folder.name) / "ranks")
-    for rank in range(1, size):
-        group = ShmGroup.attach(os.dup(home.fd), rank, size, is_crowded=True)
-        make = partial(_started, replace(spec, group=group), model, config, limits)
-        work = _work(group, make, failures)
-        threads.append(threading.Thread(target=work, name=f"rank {rank}", daemon=True))
+    for number in range(1, size * stages):
+        membership = membership_of(memory, number)
+        make = partial(_started, _joined(spec, membership), model, config, limits)
+        work = _work(membership, memory, make, failures)
+        threads.append(threading.Thread(target=work, name=f"rank {number}", daemon=True))
         threads[-1].start()  # ranks of fused kernels wait for each other while they load
-    lead = _started(replace(spec, group=home), model, config, limits)
+    lead = _started(_joined(spec, memory.home), model, config, limits)
     lead.failures_of_followers = failures
-    weakref.finalize(lead, _end, home, threads, folder)
+    weakref.finalize(lead, _end, memory, threads, folder)
     return lead
 
 
@@ -50,23 +54,39 @@ def _started(spec: RankSpec, model, config, limits: RankLimits) -> Rank:
     return rank
 
 
-def _work(group: ShmGroup, make: Callable[[], Rank], failures: list[BaseException]):
+def membership_of(memory: RankMemory, number: int) -> Membership:
+    """Return the membership of a rank in a process that has the memory already."""
+    ticket = memory.ticket(number)
+    copies = {name: os.dup(fd) for name in DESCRIPTORS if (fd := ticket[name]) is not None}
+    return Membership.attach(ticket | copies)
+
+
+def _joined(spec: RankSpec, membership: Membership) -> RankSpec:
+    return replace(spec, group=membership.group, pipeline=membership.pipeline)
+
+
+def _work(
+    membership: Membership,
+    memory: RankMemory,
+    make: Callable[[], Rank],
+    failures: list[BaseException],
+):
     def work() -> None:
         try:
-            follow(group, follower_of(make().forward))
+            follow(membership.messages, follower_of(make().forward))
         except PeerEndedError:
             pass
         except BaseException as error:  # the others must not wait for it
             failures.append(error)
-            group.abort()
+            memory.abort()
 
     return work
 
 
 def _end(
-    home: ShmGroup, threads: list[threading.Thread], folder: tempfile.TemporaryDirectory
+    memory: RankMemory, threads: list[threading.Thread], folder: tempfile.TemporaryDirectory
 ) -> None:
-    home.abort()
+    memory.abort()
     for thread in threads:
         thread.join(10)
     folder.cleanup()
