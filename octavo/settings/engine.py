@@ -186,7 +186,9 @@ class EngineArgs:
         least=1,
     )
     tensor_parallel_size: int | str = option(
-        1, "ranks that share each layer; auto is one for each NUMA node on a CPU, and 1 on a GPU"
+        1,
+        "ranks that share each layer, with cores or a GPU each; auto is one for each NUMA node on "
+        "a CPU, and 1 on a GPU",
     )
     pipeline_parallel_size: int = option(
         1,
@@ -246,8 +248,9 @@ class EngineArgs:
     )
     batch_invariant: bool = option(
         False,
-        "a request's tokens have the same bits whatever runs beside it, which costs a GPU speed; "
-        "on a CPU, in float32, they always have",
+        "a request's tokens have the same bits whatever runs beside it, and on GPUs however many "
+        "share each layer (1, 2, 4 or 8), which costs them speed; on a CPU, in float32, they "
+        "always have",
     )
     threads: int | None = option(
         None, "CPU threads; default: all that this process may use", least=1

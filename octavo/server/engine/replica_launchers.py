@@ -31,6 +31,8 @@ class ReplicaLaunchers:
         self._args = args
         self._log_format = log_format
         self._num_gpus = _num_gpus(args.device)
+        ranks = args.tensor_parallel_size
+        self._gpus_each = ranks if isinstance(ranks, int) else 1  # auto is one on a GPU
         self._ahead: dict[int, ProcessLauncher] = {}
         size = args.data_parallel_size
         self._places = () if self._num_gpus is not None else _places(size, args.threads)
@@ -47,10 +49,12 @@ class ReplicaLaunchers:
                 f"device {args.device} is one GPU, and each of {size} replicas needs one of its "
                 "own: give cuda, or leave data_parallel_size at 1"
             )
-        if size > num_gpus:
+        most = num_gpus // self._gpus_each
+        if size > most:
+            needs = "a GPU" if self._gpus_each == 1 else f"{self._gpus_each} GPUs"
             raise ConfigError(
-                f"data_parallel_size {size}: each replica needs a GPU of its own, and there are "
-                f"{num_gpus} here: set it to {num_gpus}, or device to cpu"
+                f"data_parallel_size {size}: each replica needs {needs} of its own, and there are "
+                f"{num_gpus} here: set it to {max(1, most)}, or device to cpu"
             )
 
     def launch_ahead(self) -> None:
@@ -86,7 +90,8 @@ class ReplicaLaunchers:
             f"; {args.prefill_replicas} of them compute prompts" if args.prefill_replicas else ""
         )
         if self._num_gpus is not None:
-            return f"{size} replicas, each on a GPU of its own{roles}"
+            each = "a GPU" if self._gpus_each == 1 else f"{self._gpus_each} GPUs"
+            return f"{size} replicas, each on {each} of its own{roles}"
         cores = machine.cpu().usable_cores
         threads = args.threads or max(1, cores // size)
         excess = ", more threads than there are cores" if threads * size > cores else ""
@@ -98,9 +103,10 @@ class ReplicaLaunchers:
     def _create(self, number: int) -> ProcessLauncher:
         changes: dict[str, Any] = {}
         if self._num_gpus is not None:
-            if number >= self._num_gpus:
-                raise ConfigError(f"there is no GPU for one more replica: all {number} are in use")
-            changes["device"] = f"cuda:{number}"
+            first = number * self._gpus_each
+            if first + self._gpus_each > self._num_gpus:
+                raise ConfigError(f"there is no GPU for one more replica: all {first} are in use")
+            changes["device"] = f"cuda:{first}"
         if self._args.kv_offload is not None:
             folder, num_bytes = parse_folder(self._args.kv_offload)
             part = num_bytes // self._args.data_parallel_size

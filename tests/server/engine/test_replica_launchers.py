@@ -59,6 +59,17 @@ def test_each_has_a_gpu_of_its_own(monkeypatch, device):
         args_of(device="cuda:1")
 
 
+def test_each_has_as_many_gpus_as_ranks(monkeypatch):
+    monkeypatch.setattr(machine, "num_gpus", lambda: 5)
+    given = {"device": "cuda", "tensor_parallel_size": 2, "data_parallel_size": 2}
+    assert [args_of(n, **given)["device"] for n in range(2)] == ["cuda:0", "cuda:2"]
+    assert "2 GPUs of its own" in ReplicaLaunchers(EngineArgs("m", **given)).describe()
+    with pytest.raises(ConfigError, match="all 4 are in use"):
+        args_of(2, **given)
+    with pytest.raises(ConfigError, match="needs 2 GPUs of its own, .* set it to 2"):
+        args_of(**{**given, "data_parallel_size": 3})
+
+
 def test_gpus_are_counted_without_pytorch(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(machine.shutil, "which", lambda name: None)
