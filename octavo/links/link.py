@@ -59,7 +59,7 @@ class Patience:
 
 
 class Frame(NamedTuple):
-    """What one frame brings."""
+    """A frame that has come: its kind, and its bytes."""
 
     kind: int
     data: memoryview

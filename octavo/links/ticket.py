@@ -42,7 +42,7 @@ def parse_address(text: str) -> Address:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Where to connect, whose certificate to expect there, and the token that lets one in once.
+    """An address, the certificate to expect there, and the token that lets one in once.
 
     Args:
         fingerprint: SHA-256 of the certificate.

@@ -38,14 +38,13 @@ def test_frames_that_are_left_out_repeated_or_swapped_are_refused(data):
     outgoing = OutgoingFrames()
     headers = [outgoing.header(WORDS, 4) for _ in range(6)]
     order = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=6))
-    taken, due = incoming(), 0
-    for number in order:
+    taken = incoming()
+    for due, number in enumerate(order):
         if number != due:
             with pytest.raises(LinkError, match=f"frame {number} came where frame {due} was due"):
                 taken.header(headers[number])
             return
         taken.header(headers[number])
-        due += 1
 
 
 @pytest.mark.parametrize(
