@@ -26,6 +26,7 @@ from octavo.models.kv_groups import KVGroups
 from octavo.runtime.capacity import Capacity
 from octavo.runtime.layout import parse_ranks
 from octavo.settings.kv_offload import HOST_CACHE_TOKENS, OffloadConfig, default_host_blocks
+from octavo.settings.replica_range import ReplicaRange, parse_replicas
 from octavo.settings.speculation import METHOD_CHOICES, SpeculativeConfig
 from octavo.settings.vllm_compat import translated
 
@@ -187,11 +188,22 @@ class EngineArgs:
         1, "ranks that share each layer; auto is one for each NUMA node on a CPU, and 1 on a GPU"
     )
     pipeline_parallel_size: int = option(1, "devices that share the layers")
-    data_parallel_size: int = option(
+    data_parallel_size: int | str = option(
         1,
-        "replicas: whole copies of the engine on this machine, each with its part of the cores and "
-        "of the memory for KV, or a GPU of its own; of octavo serve only",
-        least=1,
+        "replicas: whole copies of the engine, each with its part of this machine's cores and "
+        "memory for KV, or a GPU of its own; LEAST..MOST, such as 1..8, has them come and go with "
+        "the load; of octavo serve only",
+    )
+    distributed: str | None = option(
+        None,
+        "who places the replicas: ray, on the machines of a Ray cluster (octavo cluster); default: "
+        "they are on this machine; of octavo serve only",
+        ("ray",),
+    )
+    ray_address: str | None = option(
+        None,
+        "HOST:PORT of the Ray cluster; default: that of RAY_ADDRESS, or the one that octavo "
+        "cluster has started on this machine",
     )
     enable_expert_parallel: bool = option(False, "devices that share the experts")
     speculative_config: str | Mapping[str, Any] | None = option(
@@ -240,6 +252,9 @@ class EngineArgs:
         if self.max_model_len not in (None, "auto"):
             check_number("max_model_len", self.max_model_len, 2)
         parse_ranks(self.tensor_parallel_size)
+        parse_replicas(self.data_parallel_size)
+        if self.ray_address is not None and self.distributed != "ray":
+            raise ConfigError("ray_address is of distributed ray, which is not asked for")
         if not (isinstance(self.device, str) and _DEVICE.fullmatch(self.device)):
             raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
@@ -316,13 +331,28 @@ class EngineArgs:
                     f"leave it at {only!r}"
                 )
 
+    @property
+    def replicas(self) -> ReplicaRange:
+        """``data_parallel_size``, read."""
+        return parse_replicas(self.data_parallel_size)
+
+    @property
+    def has_replicas(self) -> bool:
+        """True if a server has its engines behind a router, be it one of them or many."""
+        return self.replicas.most > 1 or self.distributed is not None
+
     def refuse_replicas(self) -> None:
         """Raise ConfigError if several replicas are asked for, where there is one engine."""
-        if self.data_parallel_size > 1:
+        if self.replicas.most > 1:
             raise ConfigError(
                 f"data_parallel_size={self.data_parallel_size}: only a server has several replicas:"
                 f" octavo serve {self.model} --data-parallel-size {self.data_parallel_size}; leave "
                 "it at 1 here"
+            )
+        if self.distributed is not None:
+            raise ConfigError(
+                f"distributed={self.distributed}: only a server has its engines placed by others: "
+                f"octavo serve {self.model} --distributed {self.distributed}; leave it out here"
             )
 
     def serving(self) -> EngineArgs:

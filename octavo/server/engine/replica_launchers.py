@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from octavo.base.errors import ConfigError
@@ -16,7 +18,7 @@ from octavo.system import machine, numa
 class ReplicaLaunchers:
     """Makes the launcher of each replica: the same engine, on a device and with files of its own.
 
-    Cores and memory are shared by ``data_parallel_size``, which each engine is told.
+    Cores and memory are shared by the most of ``data_parallel_size``, which each engine is told.
 
     Raises:
         ConfigError: so many replicas cannot run here; names the nearest number that can.
@@ -27,7 +29,8 @@ class ReplicaLaunchers:
         self._log_format = log_format
         self._num_gpus = _num_gpus(args.device)
         self._ahead: dict[int, ProcessLauncher] = {}
-        size = args.data_parallel_size
+        self._slots = Slots()
+        size = args.replicas.most
         self._places = () if self._num_gpus is not None else _places(size, args.threads)
         if self._num_gpus is None:
             return
@@ -44,17 +47,19 @@ class ReplicaLaunchers:
 
     def launch_ahead(self) -> None:
         """Start all engines: they load while the server is being imported."""
-        for number in range(self._args.data_parallel_size):
-            launcher = self._ahead[number] = self._create(number)
+        for number in range(self._args.replicas.least):
+            launcher = self._ahead[number] = self._create()
             launcher.launch_ahead()
 
     def create(self, number: int) -> ProcessLauncher:
         """Return the launcher of the replica of this number.
 
+        What is its own, a GPU or a folder, goes to another one when the launcher is closed.
+
         Raises:
             ConfigError: there is no GPU for it.
         """
-        return self._ahead.pop(number, None) or self._create(number)
+        return self._ahead.pop(number, None) or self._create()
 
     def close(self) -> None:
         """End the engines that were started ahead and are not needed."""
@@ -63,7 +68,7 @@ class ReplicaLaunchers:
 
     def describe(self) -> str:
         """Return how the replicas share this machine, for the log."""
-        args, size = self._args, self._args.data_parallel_size
+        args, size = self._args, self._args.replicas.most
         if self._num_gpus is not None:
             return f"{size} replicas, each on a GPU of its own"
         cores = machine.cpu().usable_cores
@@ -73,22 +78,50 @@ class ReplicaLaunchers:
         share = f" and 1/{size}{memory}" if memory else ""
         return f"{size} replicas share {cores} cores: each has {threads} threads{share}{excess}"
 
-    def _create(self, number: int) -> ProcessLauncher:
+    def _create(self) -> ProcessLauncher:
+        slot = self._slots.take()
         changes: dict[str, Any] = {}
         if self._num_gpus is not None:
-            if number >= self._num_gpus:
-                raise ConfigError(f"there is no GPU for one more replica: all {number} are in use")
-            changes["device"] = f"cuda:{number}"
-        if self._args.kv_offload is not None:
-            folder, num_bytes = parse_folder(self._args.kv_offload)
-            part = num_bytes // self._args.data_parallel_size
-            changes["kv_offload"] = f"{folder / f'replica-{number}'}:{part}"
+            if slot >= self._num_gpus:
+                self._slots.give_back(slot)
+                raise ConfigError(f"there is no GPU for one more replica: all {slot} are in use")
+            changes["device"] = f"cuda:{slot}"
+        changes |= offload_of_replica(self._args, slot)
         cpus: Sequence[int] = ()
         if self._places:
-            place = self._places[number % len(self._places)]
+            place = self._places[slot % len(self._places)]
             changes["threads"], cpus = place.num_threads, place.cpus
         args = dataclasses.replace(self._args, **changes, given=self._args.given_settings())
-        return ProcessLauncher(args, self._log_format, cpus)
+        return ProcessLauncher(
+            args, self._log_format, cpus, when_closed=partial(self._slots.give_back, slot)
+        )
+
+
+class Slots:
+    """Numbers from 0 on, each of one replica at a time: of its GPU, its cores and its files.
+
+    The numbers of replicas themselves are never used again.
+    """
+
+    def __init__(self) -> None:
+        self._taken: set[int] = set()
+
+    def take(self) -> int:
+        """Return the lowest number that is free."""
+        slot = next(number for number in itertools.count() if number not in self._taken)
+        self._taken.add(slot)
+        return slot
+
+    def give_back(self, slot: int) -> None:
+        self._taken.discard(slot)
+
+
+def offload_of_replica(args: EngineArgs, slot: int) -> dict[str, str]:
+    """Return the setting of a replica's own part of the folder for evicted KV, if there is one."""
+    if args.kv_offload is None:
+        return {}
+    folder, num_bytes = parse_folder(args.kv_offload)
+    return {"kv_offload": f"{folder / f'replica-{slot}'}:{num_bytes // args.replicas.most}"}
 
 
 def _places(size: int, threads: int | None) -> Sequence[numa.RankPlace]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.base.errors import ConfigError, EngineError, EngineUnavailableError, OctavoError
 from octavo.core.block_store import following_keys, root_key
@@ -31,7 +31,7 @@ from octavo.core.scheduler import SchedulerConfig
 from octavo.core.stats import StepStats, summed
 from octavo.server.engine.front import Front
 from octavo.server.engine.generation import EngineFacts, EngineState
-from octavo.server.engine.process import ProcessLauncher
+from octavo.server.engine.process import Launcher
 from octavo.server.engine.supervisor import Supervisor
 from octavo.server.engine.waiting_queue import EngineLink, PendingGeneration, QueuedWork
 from octavo.server.engine.wire import Message, record_from_list
@@ -42,7 +42,28 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("octavo.server")
 
-CreateLauncher = Callable[[int], ProcessLauncher]
+
+class Launchers(Protocol):
+    """Makes the launchers of a server's replicas."""
+
+    def launch_ahead(self) -> None:
+        """Begin to start the first engines."""
+        ...
+
+    def create(self, number: int) -> Launcher:
+        """Return the launcher of a replica. ConfigError if there can be none."""
+        ...
+
+    def close(self) -> None:
+        """End what was started ahead and is not needed, and give back what replicas held."""
+        ...
+
+    def describe(self) -> str:
+        """Return where the replicas run, for the log."""
+        ...
+
+
+CreateLauncher = Callable[[int], Launcher]
 """Returns the launcher of a replica by its number; ConfigError if there can be none."""
 
 _KEYS_AT_ONCE = 512  # of a prompt, between two turns of the event loop: half a millisecond
@@ -53,9 +74,7 @@ _STATES = (EngineState.READY, EngineState.RESTARTING, EngineState.STARTING)  # b
 class Replica:
     """One engine of a `ReplicaSet`, with what was sent to it."""
 
-    def __init__(
-        self, number: int, owner: ReplicaSet, launcher: ProcessLauncher, engine_timeout: float
-    ):
+    def __init__(self, number: int, owner: ReplicaSet, launcher: Launcher, engine_timeout: float):
         self.number = number
         self.supervisor = Supervisor(launcher, self, engine_timeout=engine_timeout)
         self.stats = StepStats.idle()
@@ -63,7 +82,7 @@ class Replica:
         self.entries: dict[PendingGeneration, None] = {}
         self.view: TrackedReplica | None = None  # since it was first ready
         self._owner = owner
-        self._num_samples = 0  # of the entries
+        self.num_samples = 0  # of the entries
         self._most_samples = 0
 
     @property
@@ -82,7 +101,7 @@ class Replica:
 
     @property
     def has_place(self) -> bool:
-        return self.is_up and self._num_samples < self._most_samples
+        return self.is_up and self.num_samples < self._most_samples
 
     @property
     def is_coming(self) -> bool:
@@ -118,14 +137,14 @@ class Replica:
     def take(self, entry: PendingGeneration) -> None:
         """Note a request that is sent to it."""
         self.entries[entry] = None
-        self._num_samples += entry.work.samples
+        self.num_samples += entry.work.samples
         if self.view is not None and entry.ask is not None:
             self.view.sent(entry.generation.request.request_id, entry.ask)
 
     def release(self, entry: PendingGeneration) -> None:
         """Forget a request, which is over, or runs elsewhere."""
         del self.entries[entry]
-        self._num_samples -= entry.work.samples
+        self.num_samples -= entry.work.samples
         if self.view is not None:
             self.view.ended(entry.generation.request.request_id)
 
@@ -207,6 +226,21 @@ class ReplicaSet(Front):
             self.num_queued_samples,
             self._queue.num_tokens,
         )
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that are not over: those that wait here, and those that replicas have."""
+        at_replicas = sum(replica.num_samples for replica in self.replicas)
+        return self.num_queued_samples + at_replicas
+
+    def predicted_ttft(self) -> float | None:
+        """Return the predicted seconds to its first token of a request that came now, as long as
+        requests are on the mean; None if unknown."""
+        if self._ttft_admission is None:
+            return None
+        num_tokens = self._ttft_admission.prompt_tokens
+        stats, waiting = self._load_before("", num_tokens)
+        return self._ttft_admission.predict(self.facts, stats, waiting, num_tokens)
 
     @property
     def num_restarts(self) -> int:

@@ -5,7 +5,8 @@ because what crosses is small: a prompt's ids once, and some forty bytes for eac
 
 To the engine, by ``op``:
 
-    start      args: what EngineArgs takes                                     (the first message)
+    start      args: what EngineArgs takes, cpus: those to run on            (the first message)
+               and now: the server's clock, for an engine on another machine
     add        id, ids, params: those that differ from their defaults, bad_words: [ids], priority,
                salt, tenant, weight, arrival, isolated: whether in steps of its own
                and resumed: [[index, ids, cumulative logprob]], the samples that go on from another

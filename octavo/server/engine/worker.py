@@ -20,10 +20,11 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from octavo.base.errors import (
     ENDINGS,
@@ -77,6 +78,7 @@ class EngineWorker:
         engine: over a `RecordedExecutor` with the same record.
         record: memory in which it notes the requests that it computes.
         meter: the engine's, which a ``meter`` message switches on.
+        clock_lead: seconds by which the engine's clock is ahead of the server's.
 
     Raises:
         EngineError: from ``run``, when the engine can serve nothing any more.
@@ -88,8 +90,11 @@ class EngineWorker:
         record: InFlightRecord,
         meter: SwitchableMeter,
         send: Callable[[Message], None],
+        *,
+        clock_lead: float = 0.0,
     ):
         self._engine = engine
+        self._clock_lead = clock_lead
         self._meter = meter
         self._flight_record = record
         self._loop = EngineLoop(engine, self._deliver)
@@ -191,7 +196,7 @@ class EngineWorker:
                 tenant=message["tenant"],
                 weight=message["weight"],
                 isolated=message["isolated"],
-                arrival_time=message["arrival"],
+                arrival_time=message["arrival"] + self._clock_lead,
                 bad_words_token_ids=tuple(map(tuple, message["bad_words"])),
                 resumed=[OutputSoFar(*each) for each in message.get("resumed", ())],
             )
@@ -249,7 +254,7 @@ class EngineWorker:
                 del self._groups[name]
         message = {
             "ev": "step",
-            "time": self._engine.engine.clock.now(),
+            "time": self._engine.engine.clock.now() - self._clock_lead,
             "record": record_to_list(step.stats),
             "begun": begun,
             "deltas": entries,
@@ -320,8 +325,28 @@ def _stats(group: SampleGroup) -> tuple[Any, ...]:
 # -- the process -----------------------------------------------------------------------------
 
 
+class Connection(Protocol):
+    """The worker's end of what connects it with the server, as a socket has it."""
+
+    def recv(self, num_bytes: int, /) -> bytes:
+        """Wait for some bytes; none are the end."""
+        ...
+
+    def sendall(self, data: bytes, /) -> None:
+        """Send bytes, from any thread that is not the one that receives."""
+        ...
+
+
 def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     """Serve the other end of a socket; returns the exit status."""
+    prepare_process(log_format)
+    connection = socket.socket(fileno=connection_fd)
+    connection.setblocking(True)
+    return serve(connection, InFlightRecord.open(record_fd))
+
+
+def prepare_process(log_format: str) -> None:
+    """Have this process log, leave signals to its parent, and end with it."""
     # Where the system cannot do that, `_pass_on` does it, as soon as a thread can run.
     end_with_parent()
     faulthandler.enable()  # SIGABRT, with which the server ends a process that hangs, shows where
@@ -329,9 +354,11 @@ def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     handler = logging.StreamHandler()
     handler.setFormatter(create_formatter(log_format))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
-    connection = socket.socket(fileno=connection_fd)
-    record = InFlightRecord.open(record_fd)
-    connection.setblocking(True)
+
+
+def serve(connection: Connection, record: InFlightRecord) -> int:
+    """Load the engine that the first message asks for, and serve the connection until its end;
+    returns the exit status."""
     messages = _receive(connection)
 
     def send(message: Message) -> None:
@@ -340,6 +367,7 @@ def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     start = next(messages, None)
     if start is None:  # the server ended before it had said anything
         return 0
+    clock_lead = _lead_of_clock(start)
     if start["cpus"]:
         with contextlib.suppress(OSError):  # some of them are off by now: it runs anywhere
             os.sched_setaffinity(0, start["cpus"])
@@ -353,7 +381,7 @@ def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     except OctavoError as error:
         send({"ev": "failed", **error_to_message(error)})
         return 1
-    worker = EngineWorker(loaded.text_engine, record, meter, send)
+    worker = EngineWorker(loaded.text_engine, record, meter, send, clock_lead=clock_lead)
     loaded.ranks.when_one_ends(worker.end)
     made.set_result(worker)
     gc.collect()
@@ -368,7 +396,12 @@ def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     return 0
 
 
-def _receive(connection: socket.socket) -> Iterator[Message]:
+def _lead_of_clock(start: Message) -> float:
+    """Return by how many seconds the clock here is ahead of the server's: 0 on its machine."""
+    return time.monotonic() - start["now"] if "now" in start else 0.0
+
+
+def _receive(connection: Connection) -> Iterator[Message]:
     """Yield messages until the other end closes."""
     decoder = MessageDecoder()
     with contextlib.suppress(ConnectionError):
