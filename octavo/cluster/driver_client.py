@@ -42,7 +42,8 @@ class DriverClient:
         self._numbers = itertools.count(1)
         self._asked: dict[int, Future[dict[str, Any]]] = {}
         self._has_ended = False
-        threading.Thread(target=self._receive, name="octavo-driver", daemon=True).start()
+        self._receiver = threading.Thread(target=self._receive, name="octavo-driver", daemon=True)
+        self._receiver.start()
 
     @property
     def has_ended(self) -> bool:
@@ -76,7 +77,7 @@ class DriverClient:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+        self._receiver.join()
 
     def _receive(self) -> None:
         with self._connection.makefile("r", encoding="utf-8", newline="\n") as lines:
@@ -84,7 +85,9 @@ class DriverClient:
                 self._take(json.loads(line))
         with self._lock:
             self._has_ended = True
+            self._connection.close()
             asked, self._asked = self._asked, {}
+        self._process.wait()
         for future in asked.values():
             future.set_exception(EngineError("the driver of the cluster has ended"))
 

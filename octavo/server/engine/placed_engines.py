@@ -33,6 +33,7 @@ from octavo.server.engine.link_transport import LinkTransport
 from octavo.server.engine.replica_launchers import Slots, offload_of_replica
 from octavo.server.engine.wire import encode_message
 from octavo.settings.engine import EngineArgs, is_gpu
+from octavo.system import machine
 from octavo.system.machine import KILL
 
 _log = logging.getLogger("octavo.server")
@@ -203,7 +204,8 @@ class PlacedEngine:
     async def connect(self, protocol: Callable[[], asyncio.Protocol]) -> None:
         link = await asyncio.shield(asyncio.wrap_future(self._link))
         transport = LinkTransport(link, protocol())
-        start = {"op": "start", "args": self._args, "cpus": [], "now": time.monotonic()}
+        clock = {"now": time.monotonic(), "boot": machine.boot_id()}
+        start = {"op": "start", "args": self._args, "cpus": [], "clock": clock}
         transport.write(encode_message(start))
 
     def kill(self, signum: int = KILL) -> None:

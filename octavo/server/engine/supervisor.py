@@ -197,7 +197,7 @@ class Supervisor:
             if self.state is not EngineState.READY:
                 continue
             number += 1
-            connection.send({"op": "ping", "number": number})
+            connection.send({"op": "ping", "number": number, "now": time.monotonic()})
             silence = time.monotonic() - self._last_sign_of_life
             if silence > self._engine_timeout:
                 _log.error("the engine has given no sign of life for %.0f s", silence)

@@ -57,6 +57,7 @@ from octavo.serving.loop import EngineLoop
 from octavo.serving.outputs import Delta
 from octavo.serving.text_engine import OutputSoFar, SampleGroup, TextEngine, metrics_of
 from octavo.settings.engine import EngineArgs
+from octavo.system import machine
 from octavo.system.child_process import end_with_parent
 from octavo.system.machine import without_blas_threads
 
@@ -78,7 +79,7 @@ class EngineWorker:
         engine: over a `RecordedExecutor` with the same record.
         record: memory in which it notes the requests that it computes.
         meter: the engine's, which a ``meter`` message switches on.
-        clock_lead: seconds by which the engine's clock is ahead of the server's.
+        clock_lead: seconds by which the engine's clock is ahead of the server's, at most.
 
     Raises:
         EngineError: from ``run``, when the engine can serve nothing any more.
@@ -138,6 +139,9 @@ class EngineWorker:
             case "snapshots":
                 self._enable_snapshots(message["is_enabled"])
             case "ping":
+                # What a message was on its way makes a lead too long, never too short.
+                lead = time.monotonic() - message["now"]
+                self._clock_lead = min(self._clock_lead, lead)
                 self._send({"ev": "pong", "number": message["number"], "record": self._record()})
             case "stop":
                 self._loop.stop()
@@ -398,7 +402,10 @@ def serve(connection: Connection, record: InFlightRecord) -> int:
 
 def _lead_of_clock(start: Message) -> float:
     """Return by how many seconds the clock here is ahead of the server's: 0 on its machine."""
-    return time.monotonic() - start["now"] if "now" in start else 0.0
+    clock = start.get("clock")
+    if clock is None or clock["boot"] == machine.boot_id():
+        return 0.0
+    return time.monotonic() - float(clock["now"])
 
 
 def _receive(connection: Connection) -> Iterator[Message]:
