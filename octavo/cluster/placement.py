@@ -1,4 +1,4 @@
-"""Placements: who has places for processes, and starts them there.
+"""Placements have places for processes, and start them there.
 
     placement = ThisMachine() or RayPlacement(...)
     lease = placement.lease("replica-0", Bundle(num_cpus=4), waiting)   waits for the place
@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 Waiting = Callable[[str], None]
-"""Told in words, while a lease waits, what it waits for."""
+"""A callback that gets the words for what a lease waits for."""
 
 
 class Bundle(NamedTuple):
-    """What one process needs, all on one machine."""
+    """The needs of one process, all on one machine."""
 
     num_cpus: int
     num_gpus: int = 0
@@ -59,7 +59,7 @@ class ProcessSpec:
 
 
 class ProcessEnd(NamedTuple):
-    """How a process ended: in words, with the bytes of its memory."""
+    """The end of a process: how it came, in words, and the bytes of its memory."""
 
     status: str
     memory: bytes = b""

@@ -42,7 +42,7 @@ _HEAD_SECONDS = "30"
 
 @dataclass(frozen=True, slots=True)
 class RayNode:
-    """What was started on this machine.
+    """A machine's part of a cluster, as it was started here.
 
     Args:
         address: HOST:PORT of the head.

@@ -1,11 +1,12 @@
-"""When a front starts one replica more, and when it lets one go: without I/O and without a clock.
+"""A policy of when a front starts one more replica, and lets one go. It has no I/O and no clock.
 
     up      the predicted time to first token has been longer than its target for a while, with more
             than one request a replica, and all replicas that were asked for are there
-    down    one replica less would have done for a long while: the prediction was at most half of
-            the target, and the requests would have taken no more than half of its places
+    down    one replica less would have done for a long while: the requests would have taken no more
+            than half of its places, and the prediction was at most half of the target
 
-Both have to last, each by itself, and each change begins the wait anew: so a burst starts nothing,
+A request that is alone on its replica may take longer than the target by itself: the prediction
+counts only where requests share a replica. Both have to last, each by itself, and each change begins the wait anew: so a burst starts nothing,
 and what was just started is not let go. Between the two thresholds nothing happens.
 """
 
@@ -19,7 +20,7 @@ _QUIET_SHARE = 0.5  # of the target, and of the places of the replicas that woul
 
 
 class Load(NamedTuple):
-    """What a front knows of its replicas.
+    """The load of the replicas, as a front knows it.
 
     Args:
         num_ready: that serve. num_coming: that are being started.
@@ -36,7 +37,7 @@ class Load(NamedTuple):
 
 
 class Change(enum.Enum):
-    """What a front should do now."""
+    """A change of the number of replicas."""
 
     NOTHING = "nothing"
     UP = "up"
@@ -84,17 +85,17 @@ class ScalingPolicy:
 
     def _is_busy(self, load: Load) -> bool:
         predicted = load.predicted_ttft or 0.0
-        # One request alone may take longer than the target: nothing would be gained.
         is_shared = load.num_samples > load.num_ready
         return is_shared and not load.num_coming and predicted > self._limits.target_ttft
 
     def _is_quiet(self, load: Load) -> bool:
+        num_left = load.num_ready - 1
+        would_share = load.num_samples > num_left
         predicted = load.predicted_ttft or 0.0
-        places = (load.num_ready - 1) * load.places
         return (
             not load.num_coming
-            and predicted <= _QUIET_SHARE * self._limits.target_ttft
-            and load.num_samples <= _QUIET_SHARE * places
+            and load.num_samples <= _QUIET_SHARE * num_left * load.places
+            and not (would_share and predicted > _QUIET_SHARE * self._limits.target_ttft)
         )
 
     def _changed(self, change: Change) -> Change:

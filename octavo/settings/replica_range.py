@@ -1,5 +1,4 @@
-"""How many replicas a server has: a number, or a least and a most between which they come and
-go."""
+"""The number of replicas of a server, or the least and the most of replicas that come and go."""
 
 from __future__ import annotations
 

@@ -48,6 +48,10 @@ def test_one_less_after_a_long_while_in_which_one_less_had_done():
     assert decided == [Change.NOTHING] * 120 + [Change.DOWN]
 
 
+def test_a_slow_prediction_of_requests_that_are_alone_keeps_nothing():
+    assert Change.DOWN in changes([QUIET._replace(predicted_ttft=9.0)] * 121)
+
+
 def test_each_change_begins_the_wait_anew():
     decided = changes([QUIET] * 242)
     assert [turn for turn, change in enumerate(decided) if change is Change.DOWN] == [120, 241]
@@ -56,7 +60,7 @@ def test_each_change_begins_the_wait_anew():
 @pytest.mark.parametrize(
     "load",
     [
-        QUIET._replace(predicted_ttft=0.6),  # more than half of the target
+        QUIET._replace(num_samples=3, predicted_ttft=0.6),  # more than half of the target
         QUIET._replace(num_samples=9),  # more than half of the places of two
         QUIET._replace(num_coming=1),
     ],

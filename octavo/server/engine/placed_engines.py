@@ -54,7 +54,7 @@ class OpenPlacement(NamedTuple):
 
 
 class PlacementSettings(NamedTuple):
-    """Which placement: its name in `octavo.cluster.driver`, and its settings there.
+    """The name of a placement, as `octavo.cluster.driver` knows it, and its settings.
 
     ``patience``: seconds for which one that was lost is tried again.
     """
