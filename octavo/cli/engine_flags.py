@@ -122,7 +122,7 @@ def _settings(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     """Return the settings of argparse for a field whose type is ``hint``."""
     if field.metadata["choices"]:
         return {"choices": field.metadata["choices"]}
-    if field.name in ("kv_cache_memory", "response_cache", "max_unread_bytes"):
+    if field.name in ("kv_cache_memory", "kv_buffer_size", "response_cache", "max_unread_bytes"):
         return {"type": _bytes, "metavar": "BYTES"}
     if field.name == "max_model_len":
         return {"type": _length, "metavar": "N"}

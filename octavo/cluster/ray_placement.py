@@ -310,8 +310,8 @@ def _connected(address: str, *, allow_open: bool) -> Any:
     if is_open(address):
         if not allow_open:
             raise ConfigError(
-                f"the Ray cluster at {address} asks for no token: all who reach it may run what they "
-                "like on its machines. Start it with octavo cluster start, or with "
+                f"the Ray cluster at {address} asks for no token: all who reach it may run what "
+                "they like on its machines. Start it with octavo cluster start, or with "
                 "RAY_AUTH_MODE=token, or give --allow-open-ray"
             )
         os.environ[AUTH_VARIABLE] = "disabled"

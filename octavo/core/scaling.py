@@ -6,8 +6,9 @@
             than half of its places, and the prediction was at most half of the target
 
 A request that is alone on its replica may take longer than the target by itself: the prediction
-counts only where requests share a replica. Both have to last, each by itself, and each change begins the wait anew: so a burst starts nothing,
-and what was just started is not let go. Between the two thresholds nothing happens.
+counts only where requests share a replica. Both have to last, each by itself, and each change
+begins the wait anew: so a burst starts nothing, and what was just started is not let go. Between
+the two thresholds nothing happens.
 """
 
 from __future__ import annotations

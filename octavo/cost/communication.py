@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.base.errors import ConfigError
 from octavo.cost.hardware import SHARED_MEMORY, Device
 from octavo.cost.model_spec import ModelSpec
+from octavo.cost.networks import Network
 from octavo.cost.parallel import Parallel
 from octavo.cost.rank_model import Exchange, RankModel
 from octavo.cost.shares import shares
@@ -37,21 +38,31 @@ class Link:
         shares: of it that collective operations reach among 2, 4, and 8 or more ranks.
         latency_s: the least that one takes among 2 ranks; each doubling of them adds a quarter.
         island: how many devices have this link to each other; more of them talk over a network.
+        network: as it was measured; None: the usual one.
     """
 
     bandwidth: float
     shares: tuple[float, float, float]
     latency_s: float
     island: int = 8
+    network: Network | None = None
 
     def reached(self, num_ranks: int) -> float:
         """Bytes a second."""
         own = self.bandwidth * self.shares[min(2, bisect_left((2, 4), num_ranks))]
-        return own if num_ranks <= self.island else min(own, _NETWORK_REACHED)
+        return own if num_ranks <= self.island else min(own, self._network_reached)
 
     def floor_s(self, num_ranks: int) -> float:
         own = self.latency_s * (0.75 + 0.25 * (num_ranks - 1).bit_length())
-        return own if num_ranks <= self.island else own + _NETWORK_LATENCY_S
+        return own if num_ranks <= self.island else own + self._network_latency_s
+
+    @property
+    def _network_reached(self) -> float:
+        return _NETWORK_REACHED if self.network is None else self.network.bandwidth
+
+    @property
+    def _network_latency_s(self) -> float:
+        return _NETWORK_LATENCY_S if self.network is None else self.network.latency_s
 
 
 # Between machines, for each device: 400 Gbit/s of which 0.8 is reached.
@@ -89,7 +100,7 @@ def link_of(device: Device) -> Link:
     known = (of for name, of in _LINKS.items() if kind.startswith(name))
     shares, latency = next(known, _UNKNOWN_LINK)
     island = next((size for word, size in _ISLANDS.items() if word in device.link_kind), 8)
-    return Link(device.link_bandwidth, shares, latency, island)
+    return Link(device.link_bandwidth, shares, latency, island, device.network)
 
 
 def link_between(device: Device, parallel: Parallel) -> Link:
@@ -97,6 +108,8 @@ def link_between(device: Device, parallel: Parallel) -> Link:
     link = link_of(device)
     if device.kind != "cpu":
         return link
+    if device.network is not None:
+        return _link_of_machines(link, device.network, parallel)
     if parallel.pp > 1 or parallel.ep > 1:
         raise ConfigError(
             f"{device.name}: on processors the layers and the experts of a model are not shared "
@@ -109,6 +122,16 @@ def link_between(device: Device, parallel: Parallel) -> Link:
             f"{most} do: choose tp = {most}, or copies (dp, replicas)"
         )
     return link
+
+
+def _link_of_machines(link: Link, network: Network, parallel: Parallel) -> Link:
+    """The link of processors of several machines, which have a stage each."""
+    if parallel.tp > 1 or parallel.ep > 1:
+        raise ConfigError(
+            f"the network to {network.name}: ranks that share a layer meet several times in it, "
+            "which takes longer over a network than the layer: choose pp, or copies (dp, replicas)"
+        )
+    return replace(link, island=1)
 
 
 # -- the operations -------------------------------------------------------------------------------
@@ -132,6 +155,8 @@ def all_to_all(num_bytes: float, num_ranks: int, link: Link) -> float:
 def point_to_point(num_bytes: float, link: Link, num_ranks: int = 2) -> float:
     """Seconds until one rank has what another one sends. ``num_ranks``: all there are, which says
     whether a network lies between them."""
+    if num_ranks > link.island and link.network is not None:
+        return link.network.seconds(num_bytes)
     if num_ranks > link.island:
         return _NETWORK_LATENCY_S + num_bytes / min(link.reached(2), _NETWORK_REACHED)
     return link.floor_s(2) + num_bytes / link.reached(2)
@@ -188,7 +213,7 @@ def exchange_of(spec: ModelSpec, tp: int) -> Exchange:
         attention               heads x value size, hidden size; before these, if queries and keys
                                 are normed over all heads at once, all of both; gates of outputs
         latent attention        before these, both latent vectors
-        recurrence              outputs of all projections
+        recurrence              outputs of all projections, and of all heads
         MLP                     inner size, hidden size
         experts                 their number (router), inner size x experts of a token, hidden size
         head                    vocabulary, for each sampled row

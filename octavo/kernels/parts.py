@@ -1,10 +1,11 @@
 """The part of a model that one rank computes: of each layer, and of the layers.
 
-A tensor-parallel group shares each layer. All matrices are cut by their outputs, and attention by its heads, so that each number is computed
-by one rank as a model on one rank computes it: the answers are the same to the bit. Inputs are
-never cut, so that neither are groups or superblocks of quantized weights.
+The ranks of a tensor-parallel group share each layer. All matrices are cut by their outputs, and
+attention by its heads, so that each number is computed by one rank as a model on one rank computes
+it: the answers are the same to the bit. Inputs are never cut, so that neither are groups or
+superblocks of quantized weights.
 
-A pipeline has its layers in stages, one after the other.
+The stages of a pipeline have some of the layers each, one stage after the other.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ class Part:
         num_tiles = -(-num_rows // TILE)
         begin, end = (num_tiles * rank // self.size for rank in (self.rank, self.rank + 1))
         return range(begin * TILE, min(num_rows, end * TILE))
+
+    def divides(self, num_rows: int) -> bool:
+        """Whether ranks make parts of so many outputs: there is a tile for each of them. Fewer are
+        computed by all."""
+        return not self.is_whole and num_rows >= TILE * self.size
 
     def of_heads(self, num_heads: int) -> range:
         """Return the query heads that the rank computes: 9 heads are 4 and 5. Ranges may be

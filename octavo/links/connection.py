@@ -60,6 +60,10 @@ class TlsConnection:
             self.close()
             raise
 
+    @property
+    def local_host(self) -> str:
+        return str(self.tls.getsockname()[0])
+
     def receive(self, buffer: memoryview, deadline: float) -> int:
         """Receive some bytes into a buffer; returns how many.
 
@@ -120,6 +124,8 @@ class TlsConnection:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLEOFError | ConnectionResetError | BrokenPipeError):
+        return "the connection was cut"
     if isinstance(error, ssl.SSLError) and error.reason:
         return f"TLS: {error.reason.lower().replace('_', ' ')}"
     if isinstance(error, OSError) and error.strerror:

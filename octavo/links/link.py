@@ -35,7 +35,7 @@ from octavo.links.frames import (
 )
 
 # Frames that wait for `receive`; then no more are read, and the other end has to wait.
-_MOST_WAITING = 64
+MOST_WAITING = 64
 # Shorter frames are sent as one piece of TLS, with their header: a record has 16 KB at most.
 _ONE_PIECE_BYTES = 16384 - HEADER_BYTES
 _PAUSE_S = 0.001
@@ -94,6 +94,11 @@ class Link:
         self._threads: list[threading.Thread] = []
 
     @property
+    def local_host(self) -> str:
+        """The address of this machine that the link has."""
+        return self._connection.local_host
+
+    @property
     def failure(self) -> LinkError | None:
         """Why the link has ended; None as long as it has not."""
         return self._end.result() if self._end.done() else None
@@ -145,7 +150,7 @@ class Link:
                     self._connection.send(view, deadline)
                 self._sent_at = time.monotonic()
         except (LinkError, TimeoutError) as error:
-            raise self._ended(error) from None
+            raise LinkError(str(self._ended(error))) from None
 
     def send_message(self, message: Mapping[str, Any]) -> None:
         """Send an object of JSON. Errors are those of `send`."""
@@ -156,7 +161,7 @@ class Link:
         frame = self._frames.get()
         if frame is None:
             self._frames.put(None)  # for the next one who asks
-            raise self._end.result()
+            raise LinkError(str(self._end.result()))
         return frame
 
     def receive_message(self) -> dict[str, Any]:
@@ -235,7 +240,7 @@ class Link:
             data = memoryview(bytearray(num_bytes))
             self._fill(data)
             self._frames.put(Frame(kind, data))
-            while self._frames.qsize() >= _MOST_WAITING and not self._over.wait(_PAUSE_S):
+            while self._frames.qsize() >= MOST_WAITING and not self._over.wait(_PAUSE_S):
                 pass
         self._heard_at = time.monotonic()
 

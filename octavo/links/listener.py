@@ -22,7 +22,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -73,15 +73,21 @@ class Invitation:
                 "it started, and can it reach this address?"
             ) from None
 
+    def give_up(self, why: Exception) -> None:
+        """Have `wait` raise an error, unless the process has come."""
+        if not self._link.done():
+            self.answer(why)
+
     def answer(self, result: Link | Exception) -> None:
         """Give the result to who waits; a link that is not waited for any more is closed."""
-        if not self._link.set_running_or_notify_cancel():
+        try:
+            if isinstance(result, Exception):
+                self._link.set_exception(result)
+            else:
+                self._link.set_result(result)
+        except InvalidStateError:
             if isinstance(result, Link):
                 result.close()
-        elif isinstance(result, Exception):
-            self._link.set_exception(result)
-        else:
-            self._link.set_result(result)
 
 
 class Listener:

@@ -21,11 +21,11 @@ from typing import Protocol
 
 import numpy as np
 
-from octavo.base.errors import EngineError
+from octavo.base.errors import EngineError, PeerEndedError
 from octavo.kernels.cpu.group import ShmGroup
 from octavo.kernels.parts import Stage
 
-_FAILED = -1  # in place of the number of tokens
+FAILED = -1  # in place of the number of tokens
 _MOST_WORDS = 250  # of the text of an error
 _FLOAT_BYTES = 4
 
@@ -87,8 +87,8 @@ class StageLink(Protocol):
         """Wait for the values of step ``number``, and write them to ``values``.
 
         Raises:
-            StageFailedError: the step has failed. PeerEndedError: the other end has ended.
-            EngineError: what came is not that step, or has another size.
+            StageFailedError: the step has failed.
+            PeerEndedError: the other end has ended, or what came is not that step.
         """
         ...
 
@@ -117,8 +117,8 @@ class ShmLink:
     """A ``StageLink`` through the memory of a group, whose rank 0 sends and whose others receive.
 
     Values lie in slots, one for each step on its way; the group's messages say that one is written.
-    A slot is written again ``depth`` steps later: by then the home rank has the results of its step,
-    so that all ranks have read it.
+    A slot is written again ``depth`` steps later: by then the home rank has the results of its
+    step, so that all ranks have read it.
     """
 
     def __init__(self, group: ShmGroup):
@@ -139,7 +139,7 @@ class ShmLink:
 
     def fail(self, number: int, reason: str) -> None:
         self._next_slot()
-        self._group.send(array("i", [number, _FAILED, *text_words(reason)]))
+        self._group.send(array("i", [number, FAILED, *text_words(reason)]))
 
     def receive(self, number: int, values: Sequence[np.ndarray]) -> None:
         slot, begin = self._next_slot(), 0
@@ -168,14 +168,14 @@ def check_step(message: np.ndarray, number: int, num_tokens: int) -> None:
 
     Raises:
         StageFailedError: they say that it has failed.
-        EngineError: they are of another step, or of none.
+        PeerEndedError: they are of another step, or of none: then nothing more can be computed.
     """
     said = message[:2].tolist()
-    if len(said) == 2 and said[0] == number and said[1] == _FAILED:
+    if len(said) == 2 and said[0] == number and said[1] == FAILED:
         reason = message[2:].tobytes()[: 4 * _MOST_WORDS].decode(errors="replace").strip()
         raise StageFailedError(reason)
     if said != [number, num_tokens]:
-        raise EngineError(
+        raise PeerEndedError(
             f"hidden states of step {number}, of {num_tokens} tokens, are awaited from the stage "
             f"before, and these are of (step, tokens) {said}: the ranks are not in step"
         )

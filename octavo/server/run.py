@@ -83,6 +83,11 @@ def _refuse_idle_settings(args: EngineArgs, settings: ServerSettings) -> None:
             f"router {settings.router} chooses among replicas, and there is one engine: give "
             "data_parallel_size, or leave router out"
         )
+    if settings.max_local_prefill_length is not None and not args.prefill_replicas:
+        raise ConfigError(
+            "max_local_prefill_length says which prompts are not for prefill_replicas, and there "
+            "are none: give their number, or leave it out"
+        )
     for name in ("target_ttft", "scale_down_after"):
         if getattr(settings, name) is not None and not args.replicas.is_elastic:
             raise ConfigError(

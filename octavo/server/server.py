@@ -15,6 +15,7 @@ import math
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -125,19 +126,25 @@ class OctavoServer:
             return ProcessEngine(
                 cast(ProcessLauncher, launcher), limits, self._observers, **options
             )
+        from octavo.core.disaggregation import LongerThan
         from octavo.core.routing import router_named
         from octavo.server.engine.elastic import Elastic
         from octavo.server.engine.replicas import ReplicaSet
 
-        launchers = cast("Launchers", launcher)
+        launchers, most_local = (
+            cast("Launchers", launcher),
+            settings.max_local_prefill_length,
+        )
         _log.info("%s", launchers.describe())
         self.replicas = ReplicaSet(
             launchers.create,
             args.replicas.least,
-            router_named(settings.router or ROUTER_NAMES[0]),
+            partial(router_named, settings.router or ROUTER_NAMES[0]),
             limits,
             self._observers,
             caches_prefixes=args.enable_prefix_caching,
+            num_prefill=args.prefill_replicas,
+            prefill_rule=None if most_local is None else LongerThan(most_local),
             **options,
         )
         if args.replicas.is_elastic:

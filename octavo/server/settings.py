@@ -132,6 +132,13 @@ class ServerSettings:
         "there deducted (the default); with the fewest requests; or each in turn",
         ROUTER_NAMES,
     )
+    max_local_prefill_length: int | None = option(
+        None,
+        "with prefill_replicas, the most tokens of a prompt that are computed where its answer is, "
+        "what is cached there deducted; default: as many as take less time than their KV would to "
+        "be passed on",
+        least=0,
+    )
     resume_streams: bool = option(
         False,
         "go on with the answers of an engine that died, on another one or the next, rather than "

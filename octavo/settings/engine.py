@@ -22,9 +22,10 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
 from octavo.core.sink_window import DEFAULT_SINKS, SinkWindowRules
 from octavo.core.state_slots import least_slots, slots_per_request
+from octavo.links.ticket import parse_address
 from octavo.models.kv_groups import KVGroups
 from octavo.runtime.capacity import Capacity
-from octavo.runtime.layout import parse_ranks
+from octavo.runtime.layout import AUTO, parse_ranks
 from octavo.settings.kv_offload import HOST_CACHE_TOKENS, OffloadConfig, default_host_blocks
 from octavo.settings.replica_range import ReplicaRange, parse_replicas
 from octavo.settings.speculation import METHOD_CHOICES, SpeculativeConfig
@@ -36,6 +37,7 @@ GIB = 2**30
 CPU_MAX_NUM_SEQS, CUDA_MAX_NUM_SEQS = 64, 256
 CPU_MAX_NUM_BATCHED_TOKENS, CUDA_MAX_NUM_BATCHED_TOKENS = 512, 2048
 SERVING_ITL_TARGET_MS = 80.0
+DEFAULT_KV_BUFFER = "1GiB"
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -187,7 +189,23 @@ class EngineArgs:
     tensor_parallel_size: int | str = option(
         1, "ranks that share each layer; auto is one for each NUMA node on a CPU, and 1 on a GPU"
     )
-    pipeline_parallel_size: int = option(1, "devices that share the layers")
+    pipeline_parallel_size: int = option(
+        1,
+        "stages that have some of the layers each, one after the other: processes of CPUs, each "
+        "with tensor_parallel_size ranks",
+        least=1,
+    )
+    stage_command: tuple[str, ...] = option(
+        (),
+        "command that reaches python on another machine, such as 'ssh node-2 "
+        "/opt/octavo/bin/python': a stage of the pipeline is run there; once for each stage but "
+        "the last one, in their order",
+    )
+    stage_address: str | None = option(
+        None,
+        "address of this machine that these stages connect to, HOST or HOST:PORT; default: "
+        "loopback, which no other machine reaches",
+    )
     data_parallel_size: int | str = option(
         1,
         "replicas: whole copies of the engine, each with its part of this machine's cores and "
@@ -204,6 +222,17 @@ class EngineArgs:
         None,
         "HOST:PORT of the Ray cluster; default: that of RAY_ADDRESS, or the one that octavo "
         "cluster has started on this machine",
+    )
+    prefill_replicas: int = option(
+        0,
+        "of the replicas, the first so many compute prompts, and the others answers, to which the "
+        "KV of prompts is passed on; 0: each computes both",
+        least=0,
+    )
+    kv_buffer_size: int | str | None = option(
+        None,
+        "memory for KV on its way: what each of the prefill_replicas keeps for others, and what "
+        "each replica receives (default: 1GiB)",
     )
     enable_expert_parallel: bool = option(False, "devices that share the experts")
     speculative_config: str | Mapping[str, Any] | None = option(
@@ -267,8 +296,10 @@ class EngineArgs:
             raise ConfigError(f"swap_space must be at least 0, not {self.swap_space!r}")
         if self.kv_offload is not None:
             parse_folder(self.kv_offload)
+        self._check_roles()
         self.speculation()  # raises if it is wrong
         self._check_sink_windows()
+        self._check_stages()
         self._refuse_unsupported()
 
     @property
@@ -319,17 +350,85 @@ class EngineArgs:
             if is_there:
                 raise ConfigError(f"{asked} and {other} do not go together: leave out one of them")
 
+    def _check_stages(self) -> None:
+        """Raise ConfigError for stages on other machines that do not fit the other settings."""
+        # From JSON, it is a list.
+        commands = tuple(self.stage_command)
+        object.__setattr__(self, "stage_command", commands)
+        if not commands:
+            if self.stage_address is not None:
+                raise ConfigError(
+                    "stage_address is where stages on other machines connect to, and "
+                    "stage_command names none"
+                )
+            return
+        parse_address(self.stage_address or "localhost")
+        if self.pipeline_parallel_size != len(commands) + 1:
+            raise ConfigError(
+                f"stage_command names the machines of {len(commands)} stages, and the last one is "
+                f"here: pipeline_parallel_size must be {len(commands) + 1}, not "
+                f"{self.pipeline_parallel_size}"
+            )
+        if self.tensor_parallel_size != 1:
+            raise ConfigError(
+                f"tensor_parallel_size={self.tensor_parallel_size}: the ranks that share a layer "
+                "meet four times in it, which takes them longer over a network than the layer "
+                "itself: leave it at 1, and give more stages, or more threads to each"
+            )
+        if self.replicas.most > 1:
+            raise ConfigError(
+                f"data_parallel_size={self.data_parallel_size}: replicas would share the machines "
+                "of stage_command; leave it at 1, and start a server for each"
+            )
+        if self.distributed is not None:
+            raise ConfigError(
+                f"distributed={self.distributed} places an engine on one machine, and "
+                "stage_command names others for its stages: leave out one of them"
+            )
+
     def _refuse_unsupported(self) -> None:
         """Raise ConfigError for a setting that would have no effect; none is ignored."""
-        for name, only in (
-            ("pipeline_parallel_size", 1),
-            ("enable_expert_parallel", False),
-        ):
+        for name, only in (("enable_expert_parallel", False),):
             if getattr(self, name) != only:
                 raise ConfigError(
                     f"{name}={getattr(self, name)!r} is not supported in this version of octavo: "
                     f"leave it at {only!r}"
                 )
+
+    def _check_roles(self) -> None:
+        """Raise ConfigError if prompts and answers cannot be computed apart."""
+        if not self.prefill_replicas:
+            if self.kv_buffer_size is not None:
+                raise ConfigError("kv_buffer_size means nothing without prefill_replicas")
+            return
+        asked = f"prefill_replicas={self.prefill_replicas}"
+        if self.replicas.is_elastic or self.distributed is not None:
+            raise ConfigError(
+                f"{asked}: replicas with roles neither come and go, nor are they placed by "
+                "distributed: give one number as data_parallel_size, and leave distributed out"
+            )
+        if self.prefill_replicas >= self.replicas.least:
+            raise ConfigError(
+                f"{asked} of data_parallel_size={self.data_parallel_size} replicas leaves none for "
+                f"answers: set data_parallel_size to {self.prefill_replicas + 1} or more"
+            )
+        if not self.enable_prefix_caching:
+            raise ConfigError(f"{asked}: KV is found by its prefix: leave enable_prefix_caching on")
+        if self.kv_offload is not None:
+            raise ConfigError(f"{asked} and kv_offload do not go together: leave out one of them")
+        if self.tensor_parallel_size not in (1, AUTO):
+            raise ConfigError(
+                f"{asked} and tensor_parallel_size={self.tensor_parallel_size} do not go together: "
+                "each rank has a part of the KV, and one would pass on its own alone; leave it at 1"
+            )
+        self.kv_buffer_bytes  # noqa: B018 - checks it
+
+    @property
+    def kv_buffer_bytes(self) -> int:
+        """``kv_buffer_size`` in bytes, or its default."""
+        return parse_bytes(
+            DEFAULT_KV_BUFFER if self.kv_buffer_size is None else self.kv_buffer_size
+        )
 
     @property
     def replicas(self) -> ReplicaRange:
@@ -570,9 +669,10 @@ def _offload(
     args: EngineArgs, capacity: Capacity, windows: Windows, block_bytes: int
 ) -> OffloadConfig | None:
     """Return the store of evicted blocks; None for none. ConfigError if they cannot be kept."""
-    if args.kv_offload is None and not args.swap_space:
+    if args.kv_offload is None and not args.swap_space and not args.prefill_replicas:
         return None
-    name = "swap_space" if args.kv_offload is None else "kv_offload"
+    name = "prefill_replicas" if args.prefill_replicas else "swap_space"
+    name = name if args.kv_offload is None else "kv_offload"
     if not args.enable_prefix_caching:
         raise ConfigError(f"{name} is for the prefix cache: leave enable_prefix_caching on")
     if capacity.state_bytes:
@@ -586,6 +686,12 @@ def _offload(
     num_places = int(args.swap_space * GIB) // block_bytes
     if args.swap_space and num_places < 1:
         raise ConfigError(f"swap_space must hold at least one block of {block_bytes:,} bytes")
+    if args.prefill_replicas:
+        num_arriving = args.kv_buffer_bytes // block_bytes
+        if num_arriving < 1:
+            raise ConfigError(f"kv_buffer_size must hold a block of {block_bytes:,} bytes or more")
+        num_places = max(num_places, num_arriving)
+        return OffloadConfig(num_places, block_bytes, keeps_memory=True, is_transferred=True)
     num_useful = most_blocks(windows, HOST_CACHE_TOKENS, args.block_size, step_tokens=0)
     return OffloadConfig(
         num_places or default_host_blocks(num_useful, block_bytes),
@@ -598,6 +704,8 @@ def _offload(
 
 def _described(offload: OffloadConfig, device: str) -> str:
     memory = f"{offload.num_places * offload.block_bytes / GIB:.2f} GiB of host memory"
+    if offload.is_transferred:
+        return f"KV from other replicas, and evicted KV: {memory}"
     if offload.folder is not None:
         return (
             f"evicted KV: up to {offload.max_bytes / GIB:.2f} GiB in {offload.folder}, "

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.base.errors import ConfigError
+from octavo.core.disaggregation import HAND_OVER_SECONDS, LongerThan, PrefillRule
 from octavo.core.lookahead import MAX_MULTI_STEPS
+from octavo.core.scheduler import SchedulerConfig
 from octavo.cost.engine_profile import EngineProfile, Limits, profile
 from octavo.cost.find_device import find_device, ranks_of
 from octavo.cost.hardware import Device
@@ -21,6 +23,7 @@ from octavo.cost.parallel import Parallel
 from octavo.cost.precision import Precision, precision_of
 from octavo.cost.rank import rank_model
 from octavo.cost.step_cost import StepModel
+from octavo.offload.restore_rule import predicted_prefill_rule
 from octavo.runtime.capacity import Capacity
 from octavo.settings.engine import EngineArgs, EngineConfig, parse_bytes, resolve
 from octavo.sim.costs import BatchCost, batch_costs
@@ -60,14 +63,19 @@ def simulated_fleet(
     placement = _place(spec, settings, engine)
     config = _engine_config(placement, engine)
     is_eager = bool(engine.get("enforce_eager"))
-    cost = _step_cost(placement, config, measured, is_eager=is_eager)
+    steps = _step_model(placement, measured, is_eager=is_eager)
+    cost: BatchCost = steps.seconds
+    if measured is not None:
+        cost = batch_costs(steps, config.cache.block_size).value
     fleet = FleetSpec(
         # The stages of a pipeline work on a batch each.
         ReplicaSpec(config, cost, depth=placement.parallel.pp),
         placement.replicas * placement.parallel.dp,
         settings.router,
         settings.outages,
-        _disaggregation(settings, kv_bytes_per_token(spec, placement.precision)),
+        _disaggregation(
+            settings, kv_bytes_per_token(spec, placement.precision), steps, config.scheduler
+        ),
     )
     return fleet, _setting_json(placement, settings, config, measured)
 
@@ -143,27 +151,35 @@ def _engine_settings(placement: _Placement, engine: Mapping[str, Any]) -> dict[s
     return settings
 
 
-def _step_cost(
-    placement: _Placement,
-    config: EngineConfig,
-    measured: MeasuredSteps | None,
-    *,
-    is_eager: bool,
-) -> BatchCost:
+def _step_model(
+    placement: _Placement, measured: MeasuredSteps | None, *, is_eager: bool
+) -> StepModel:
     ranks = rank_model(placement.spec, placement.precision, placement.parallel)
     if measured is None:
-        model = StepModel.of(ranks, placement.device, placement.profile.name, eager=is_eager)
-        return model.seconds
-    model = calibrated(ranks, placement.device, measured)
-    return batch_costs(model, config.cache.block_size).value
+        return StepModel.of(ranks, placement.device, placement.profile.name, eager=is_eager)
+    return calibrated(ranks, placement.device, measured)
 
 
-def _disaggregation(settings: FleetSettings, kv_bytes: float) -> Disaggregation | None:
+def _disaggregation(
+    settings: FleetSettings, kv_bytes: float, steps: StepModel, limits: SchedulerConfig
+) -> Disaggregation | None:
     """``kv_bytes``: of one token, which go from a prefill replica to a decode replica."""
     if not settings.prefill_replicas:
         return None
-    seconds_per_token = kv_bytes / ((settings.transfer_gb_s or TRANSFER_GB_S) * 1e9)
-    return Disaggregation(settings.prefill_replicas, lambda tokens: tokens * seconds_per_token)
+    token_seconds = kv_bytes / ((settings.transfer_gb_s or TRANSFER_GB_S) * 1e9)
+    most_local = settings.max_local_prefill_length
+    rule: PrefillRule
+    if most_local is not None:
+        rule = LongerThan(most_local)
+    else:
+        rule = predicted_prefill_rule(
+            steps, limits.max_num_batched_tokens, limits.max_model_len, token_seconds
+        )
+    return Disaggregation(
+        settings.prefill_replicas,
+        lambda tokens: HAND_OVER_SECONDS + tokens * token_seconds,
+        rule,
+    )
 
 
 def _setting_json(

@@ -11,6 +11,7 @@ from octavo.assembly.engine import build_engine
 from octavo.base.errors import ConfigError, EngineError, RequestError
 from octavo.core.batch import Batch
 from octavo.core.clock import VirtualClock
+from octavo.core.disaggregation import Role
 from octavo.core.drafting import DraftProposer
 from octavo.core.engine import Engine, EngineStep
 from octavo.core.request import Request
@@ -18,6 +19,7 @@ from octavo.executor.simulated import SimulatedExecutor
 from octavo.settings.engine import EngineConfig
 from octavo.settings.speculation import SpeculativeConfig
 from octavo.sim.agenda import Agenda
+from octavo.sim.arrived_kv import ArrivedKV
 from octavo.sim.costs import BatchCost
 from octavo.speculation.synthetic import SyntheticProposer
 
@@ -58,6 +60,7 @@ class ReplicaTotals:
     draft_tokens: int = 0
     draft_tokens_accepted: int = 0
     num_failures: int = 0
+    role: Role | None = None
 
 
 class ReplicaStepTimes(NamedTuple):
@@ -91,6 +94,7 @@ class Replica:
 
     Args:
         watch: called with every step that has ended; None costs nothing.
+        role: None where each replica computes whole requests.
     """
 
     def __init__(
@@ -100,15 +104,17 @@ class Replica:
         agenda: Agenda,
         listener: ReplicaListener,
         watch: Callable[[ReplicaStepTimes], None] | None = None,
+        role: Role | None = None,
     ):
         self.name = name
+        self.role = role
         self.spec = spec
         self.is_up = True
         self.requests: dict[str, Request] = {}  # unfinished ones
         self._agenda = agenda
         self._listener = listener
         self._watch = watch
-        self._totals = ReplicaTotals(name)
+        self._totals = ReplicaTotals(name, role=role)
         self._start_engine()
 
     def _start_engine(self) -> None:
@@ -129,17 +135,25 @@ class Replica:
             accept=None if speculation is None else acceptance(speculation).path,
         )
         proposer = None if speculation is None else draft_proposer(speculation)
-        self.engine = build_engine(spec.config, executor, self._clock, proposer)
+        self._arrived: ArrivedKV | None = None
+        if self.role is not None:
+            cache = spec.config.cache
+            self._arrived = ArrivedKV(cache.num_blocks, cache.block_size, cache.windows)
+        self.engine = build_engine(spec.config, executor, self._clock, proposer, self._arrived)
 
     # -- from outside ------------------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, *, has_kv: bool = False) -> None:
+        """Send it a request. ``has_kv``: the KV of its tokens has arrived from another replica."""
         self.requests[request.request_id] = request
+        if has_kv and self._arrived is not None:
+            self._arrived.arrive(request.request_id)
         self._tell(lambda: self._add(request))
 
     def abort(self, request_id: str) -> None:
         """Stop a request: nothing more of it is delivered."""
         if self.requests.pop(request_id, None) is not None:
+            self._forget_kv(request_id)
             self._tell(lambda: self.engine.abort(request_id))
 
     def fail(self) -> list[Request]:
@@ -169,14 +183,18 @@ class Replica:
             self._agenda.at(ends, lambda: self._finish(engine))
 
     def totals(self) -> ReplicaTotals:
-        """Return the counters so far, those of engines before a failure included."""
+        """Return the counters so far, those of engines before a failure included. KV that has
+        arrived is no hit of the prefix cache."""
         before, scheduler = self._totals, self.engine.scheduler
         drafts = scheduler.drafts
+        arrived = 0 if self._arrived is None else self._arrived.num_tokens
+        queried = scheduler.prefix_tokens_queried - arrived
+        hit = scheduler.prefix_tokens_hit - arrived
         return replace(
             before,
             num_preemptions=before.num_preemptions + scheduler.num_preemptions,
-            prefix_tokens_queried=before.prefix_tokens_queried + scheduler.prefix_tokens_queried,
-            prefix_tokens_hit=before.prefix_tokens_hit + scheduler.prefix_tokens_hit,
+            prefix_tokens_queried=before.prefix_tokens_queried + queried,
+            prefix_tokens_hit=before.prefix_tokens_hit + hit,
             num_drafts=before.num_drafts + drafts.num_drafts,
             draft_tokens=before.draft_tokens + drafts.num_tokens,
             draft_tokens_accepted=before.draft_tokens_accepted + drafts.num_accepted,
@@ -197,6 +215,7 @@ class Replica:
             self.engine.add(request)
         except RequestError as error:
             del self.requests[request.request_id]
+            self._forget_kv(request.request_id)
             refusal = error
             self._agenda.at(self._agenda.now, lambda: self._listener.refused(request, refusal))
 
@@ -227,7 +246,12 @@ class Replica:
             received(request, update.new_token_ids, now)
             if request.finish_reason is not None:
                 del requests[request.request_id]
+                self._forget_kv(request.request_id)
                 self._listener.ended(request, now)
+
+    def _forget_kv(self, request_id: str) -> None:
+        if self._arrived is not None:
+            self._arrived.forget(request_id)
 
 
 class _CheckedCost:

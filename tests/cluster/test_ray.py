@@ -282,7 +282,7 @@ def test_a_head_that_is_killed_leaves_no_orphan(tmp_path, tiny_model):
 def test_an_open_cluster_is_refused_unless_allowed(tmp_path, tiny_model):
     with socket.socket() as probe:
         probe.bind(("127.0.0.2", 0))
-        address = "127.0.0.2:%d" % probe.getsockname()[1]
+        address = f"127.0.0.2:{probe.getsockname()[1]}"
     environment = {
         **os.environ,
         "HOME": str(tmp_path),

@@ -17,7 +17,7 @@ from link_ends import FACTS, RawPeer, two_ends
 
 from octavo.base.errors import LinkError
 from octavo.links.frames import BEAT, END, MESSAGE, ROWS, WORDS
-from octavo.links.link import _MOST_WAITING, Patience
+from octavo.links.link import MOST_WAITING, Patience
 from octavo.links.listener import Listener
 
 SECONDS = 60.0  # of which none is waited for where all is well
@@ -84,7 +84,7 @@ def test_frames_of_several_threads_are_not_mixed(ends):
 
 def test_who_does_not_receive_makes_the_other_wait_and_nothing_is_lost(ends):
     here, there = ends
-    count = 2 * _MOST_WAITING
+    count = 2 * MOST_WAITING
     sender = threading.Thread(target=lambda: [here.send(WORDS, bytes([n])) for n in range(count)])
     sender.start()
     assert [there.receive().data[0] for _ in range(count)] == list(range(count))

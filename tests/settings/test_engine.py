@@ -75,7 +75,6 @@ def test_what_is_no_size(text):
 @pytest.mark.parametrize(
     "setting",
     [
-        {"pipeline_parallel_size": 2},
         {"enable_expert_parallel": True},
     ],
 )

@@ -397,6 +397,7 @@ class EngineFacts:
     # model runs, and the settings that a calibration must have been made with to apply.
     rank_model: dict[str, Any] = field(default_factory=dict)
     runs_as: dict[str, Any] = field(default_factory=dict)
+    kv_bytes_per_token: float = 0.0
     # For each block table of a request, the positions that its layers attend to; None: all.
     windows: tuple[int | None, ...] = (None,)
     # Sliding window and attention sinks of requests.

@@ -10,13 +10,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.server.engine.in_flight_record import InFlightRecord
-from octavo.server.engine.wire import encode_message
+from octavo.server.engine.wire import Message, encode_message
 from octavo.settings.engine import EngineArgs
 from octavo.system.child_process import environment_without_keys
 from octavo.system.machine import KILL
+
+if TYPE_CHECKING:
+    from octavo.offload.open_peers import TransferFiles
 
 # The module that the engine's process runs.
 WORKER = "octavo.server.engine.worker"
@@ -69,6 +72,8 @@ class ProcessLauncher:
 
     Args:
         cpus: the processors that an engine is pinned to; empty: it is not pinned.
+        transfer: where the engine passes KV on and gets it from; None where prompts are not
+            computed apart. Whoever made it closes it.
         when_closed: called by ``close``: there will be no further engine.
     """
 
@@ -77,10 +82,12 @@ class ProcessLauncher:
         args: EngineArgs,
         log_format: str = "text",
         cpus: Sequence[int] = (),
+        transfer: TransferFiles | None = None,
         *,
         when_closed: Callable[[], None] = lambda: None,
     ):
         self._cpus = cpus
+        self._transfer = transfer
         self._when_closed = when_closed
         self._args = {**dataclasses.asdict(args), "given": sorted(args.given_settings())}
         self._log_format = log_format
@@ -100,7 +107,7 @@ class ProcessLauncher:
         if (engine := self._ahead) is not None:
             self._ahead = None
             return engine
-        return EngineProcess(self._args, self._log_format, self._cpus)
+        return EngineProcess(self._args, self._log_format, self._cpus, self._transfer)
 
     def close(self) -> None:
         """End the engine that was started ahead, if ``launch`` was not called for it. May be
@@ -119,18 +126,28 @@ class EngineProcess:
     ``connection`` is the server's end of its socket pair, which does not block.
     """
 
-    def __init__(self, args: dict[str, Any], log_format: str, cpus: Sequence[int] = ()):
+    def __init__(
+        self,
+        args: dict[str, Any],
+        log_format: str,
+        cpus: Sequence[int] = (),
+        transfer: TransferFiles | None = None,
+    ):
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             self.connection, their_end = socket.socketpair()
             ours.enter_context(self.connection)
             theirs.enter_context(their_end)
             for end in (self.connection, their_end):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-            self.connection.sendall(encode_message({"op": "start", "args": args, "cpus": [*cpus]}))
+            start: Message = {"op": "start", "args": args, "cpus": [*cpus]}
+            if transfer is not None:
+                start["transfer"] = {"own": transfer.own, "peers": [*transfer.peers.items()]}
+            self.connection.sendall(encode_message(start))
             self.connection.setblocking(False)
             self._record, record_fd = InFlightRecord.create()
             theirs.callback(os.close, record_fd)
-            self.process = _start_worker(their_end.fileno(), record_fd, log_format)
+            further = () if transfer is None else transfer.descriptors
+            self.process = _start_worker(their_end.fileno(), record_fd, log_format, further)
             ours.pop_all()  # it runs: our end stays open
 
     async def connect(self, protocol: Callable[[], asyncio.Protocol]) -> None:
@@ -157,11 +174,13 @@ class EngineProcess:
         return self._record.read()
 
 
-def _start_worker(connection_fd: int, record_fd: int, log_format: str) -> subprocess.Popen[bytes]:
+def _start_worker(
+    connection_fd: int, record_fd: int, log_format: str, further_fds: Sequence[int]
+) -> subprocess.Popen[bytes]:
     fds = [connection_fd, record_fd]
     return subprocess.Popen(
         [sys.executable, "-m", WORKER, *map(str, fds), log_format],
-        pass_fds=fds,
+        pass_fds=[*fds, *further_fds],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         env=environment_without_keys(),

@@ -18,6 +18,7 @@ from octavo.server.engine.output_record import OutputRecord
 
 if TYPE_CHECKING:
     from octavo.core.routing import Ask
+    from octavo.server.engine.replica_pool import ReplicaPool
 
 # Defaults: 1,024 requests, and as many tokens as these have in a context of 8,192.
 DEFAULT_LIMITS = QueueLimits(1024, 1024 * 8192)
@@ -35,7 +36,8 @@ class PendingGeneration:
 
     ``record`` is kept where another engine may go on with it. With several engines, ``ask`` is what
     their router is told of it, and ``is_queued`` says whether it waits for a place at one, in a
-    queue where ``queue_key`` and ``turn`` are its place (``core/fair_queue.py``).
+    queue of a ``pool`` where ``queue_key`` and ``turn`` are its place (``core/fair_queue.py``).
+    ``kv_from``: the replica that passes on the KV of its prompt, and of how many tokens.
     """
 
     generation: Generation
@@ -49,6 +51,8 @@ class PendingGeneration:
     release_at: int | None = None
     num_recalls: int = 0  # times that it was taken back from an engine that went on running
     ask: Ask | None = None
+    pool: ReplicaPool | None = None
+    kv_from: tuple[int, int] | None = None
     is_queued: bool = False
     queue_key: tuple[int, int] = (0, 0)
     turn: int = 0

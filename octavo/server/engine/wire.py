@@ -12,7 +12,10 @@ To the engine, by ``op``:
                salt, tenant, weight, arrival, isolated: whether in steps of its own
                and resumed: [[index, ids, cumulative logprob]], the samples that go on from another
                engine's output
+               and kv: {replica, tokens}, the replica that passes on the KV of so many tokens
+               and hands_over: true, if others go on with it as soon as all samples have begun
     abort      id
+    peer_ended  replica      what it has not passed on by now does not come
     release    id            what ran isolated may share steps from now on
     meter      facts: what StepFacts.as_json gives; steps are measured against these
     snapshots  is_enabled    whether to send snapshots
@@ -30,6 +33,7 @@ From the engine, by ``ev``:
     snapshot   snapshot                              of an idle engine, between steps
     idle       record                                an abort has left nothing to do
     pong       number, record
+    handed_over  id, tokens, record                  others go on: the KV of so many tokens is saved
 
 A ``record`` is the engine's StepStats; ``stats`` are those of a request, when its first token or
 its last comes. Both are lists, in the order of the fields.

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.base.errors import (
     ENDINGS,
@@ -33,6 +33,7 @@ from octavo.base.errors import (
     PeerEndedError,
     QueueFullError,
 )
+from octavo.core.block_store import following_keys, root_key
 from octavo.core.engine import EngineStep
 from octavo.core.engine_snapshot import EngineSnapshot
 from octavo.core.executor import Executor
@@ -61,6 +62,10 @@ from octavo.system import machine
 from octavo.system.child_process import end_with_parent
 from octavo.system.machine import without_blas_threads
 
+if TYPE_CHECKING:
+    from octavo.offload.open_peers import TransferFiles
+    from octavo.offload.peer_storage import PeerStorage
+
 _log = logging.getLogger("octavo")
 
 # Environment: misbehaviour for tests, as JSON; see octavo/executor/faulty.py.
@@ -79,6 +84,7 @@ class EngineWorker:
         engine: over a `RecordedExecutor` with the same record.
         record: memory in which it notes the requests that it computes.
         meter: the engine's, which a ``meter`` message switches on.
+        peers: the KV of other replicas, where prompts are computed apart.
         clock_lead: seconds by which the engine's clock is ahead of the server's, at most.
 
     Raises:
@@ -91,11 +97,14 @@ class EngineWorker:
         record: InFlightRecord,
         meter: SwitchableMeter,
         send: Callable[[Message], None],
+        peers: PeerStorage | None = None,
         *,
         clock_lead: float = 0.0,
     ):
         self._engine = engine
         self._clock_lead = clock_lead
+        self._peers = peers
+        self._to_hand_over: set[str] = set()  # unfinished requests that others go on with
         self._meter = meter
         self._flight_record = record
         self._loop = EngineLoop(engine, self._deliver)
@@ -132,6 +141,9 @@ class EngineWorker:
                 self._add(message)
             case "abort":
                 self._abort(message["id"])
+            case "peer_ended":
+                if self._peers is not None:
+                    self._peers.peer_ended(message["replica"])
             case "release":
                 self._engine.end_isolation(message["id"])
             case "meter":
@@ -189,6 +201,8 @@ class EngineWorker:
     def _add(self, message: Message) -> None:
         request_id: str = message["id"]
         self._flight_record.write([request_id])
+        if "kv" in message and self._peers is not None:
+            self._expect(message)
         try:
             group = self._engine.add(
                 request_id,
@@ -212,7 +226,31 @@ class EngineWorker:
             self._send({"ev": "refused", "id": request_id, **error_to_message(error)})
             return
         self._groups[request_id] = group
+        if message.get("hands_over"):
+            self._to_hand_over.add(request_id)
         self._waiting[group.samples[0].request.request_id] = request_id
+
+    def _expect(self, message: Message) -> None:
+        """Wait, when its turn comes, for the KV of a prompt that another replica has computed."""
+        kv, size = message["kv"], self._engine.engine.scheduler.block_manager.block_size
+        keys = following_keys(root_key(message["salt"]), message["ids"][: kv["tokens"]], size)
+        assert self._peers is not None
+        self._peers.expect(kv["replica"], keys)
+
+    def _hand_over(self) -> None:
+        """Give up requests whose samples have all begun, and save their KV for who goes on."""
+        for request_id in list(self._to_hand_over):
+            group = self._groups.get(request_id)
+            if group is None:  # it is over
+                self._to_hand_over.discard(request_id)
+                continue
+            requests = [sample.request for sample in group.samples]
+            if all(each.is_finished or each.num_output_tokens for each in requests):
+                self._to_hand_over.discard(request_id)
+                del self._groups[request_id]
+                num_saved = self._engine.hand_over(request_id)
+                message = {"ev": "handed_over", "id": request_id, "tokens": num_saved}
+                self._send({**message, "record": self._record()})
 
     def _abort(self, request_id: str) -> None:
         group = self._groups.pop(request_id, None)
@@ -230,6 +268,8 @@ class EngineWorker:
 
     def _deliver(self, deltas: list[Delta], step: EngineStep) -> None:
         self._report(deltas, step)
+        if self._to_hand_over:
+            self._hand_over()
         self._check_health(deltas)
 
     def _report(self, deltas: list[Delta], step: EngineStep) -> None:
@@ -381,11 +421,13 @@ def serve(connection: Connection, record: InFlightRecord) -> int:
     made: Future[EngineWorker] = Future()
     threading.Thread(target=_pass_on, args=(messages, made), daemon=True).start()
     try:
-        loaded = _load(start["args"], record, meter)
+        loaded = _load(start["args"], record, meter, _transfer_files(start))
     except OctavoError as error:
         send({"ev": "failed", **error_to_message(error)})
         return 1
-    worker = EngineWorker(loaded.text_engine, record, meter, send, clock_lead=clock_lead)
+    worker = EngineWorker(
+        loaded.text_engine, record, meter, send, loaded.peers, clock_lead=clock_lead
+    )
     loaded.ranks.when_one_ends(worker.end)
     made.set_result(worker)
     gc.collect()
@@ -422,7 +464,21 @@ def _pass_on(messages: Iterator[Message], worker: Future[EngineWorker]) -> None:
     os._exit(0)  # the server has gone, maybe while the model was still being loaded
 
 
-def _load(args: dict[str, Any], record: InFlightRecord, meter: SwitchableMeter) -> LoadedEngine:
+def _transfer_files(start: Message) -> TransferFiles | None:
+    """Return the files through which KV is passed on, if the message ``start`` names any."""
+    if "transfer" not in start:
+        return None
+    from octavo.offload.open_peers import TransferFiles
+
+    return TransferFiles(start["transfer"]["own"], dict(start["transfer"]["peers"]))
+
+
+def _load(
+    args: dict[str, Any],
+    record: InFlightRecord,
+    meter: SwitchableMeter,
+    transfer: TransferFiles | None,
+) -> LoadedEngine:
     """Load the engine over an executor that is recorded, with its meter."""
     # The server has the queue with its limits, and refuses requests before they come here.
     unbounded = {"max_queued_requests": None, "max_queued_tokens": None}
@@ -432,7 +488,12 @@ def _load(args: dict[str, Any], record: InFlightRecord, meter: SwitchableMeter) 
         return RecordedExecutor(_with_faults(executor), record)
 
     loaded = load_engine(
-        engine_args, is_served=True, is_replica=True, around_executor=around, meter=meter
+        engine_args,
+        is_served=True,
+        is_replica=True,
+        around_executor=around,
+        meter=meter,
+        transfer=transfer,
     )
     _warm_up(loaded.text_engine)
     return loaded
@@ -479,6 +540,7 @@ def _facts_of(loaded: LoadedEngine, activations: str) -> EngineFacts:
         info=info,
         choices=config.choices,
         rank_model=dataclasses.asdict(model),
+        kv_bytes_per_token=probe.kv_bytes_per_token,
         runs_as={
             **{name: info[name] for name in ("device", "kernels", "isa", "dtype")},
             "kv_dtype": config.cache.dtype,

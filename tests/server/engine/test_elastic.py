@@ -48,7 +48,7 @@ class Server:
         self.engine = ReplicaSet(
             create,
             limits.least,
-            LeastLoaded(),
+            LeastLoaded,
             QueueLimits(None, None),
             self.account,
             ttft_admission=KnownPrediction(),

@@ -43,7 +43,7 @@ def play(main, model, size=1, **settings):
         engine = ReplicaSet(
             launchers.create,
             args.replicas.least,
-            LeastLoaded(),
+            LeastLoaded,
             QueueLimits(None, None),
             resumes_streams=True,
         )
