@@ -132,7 +132,7 @@ def app(settings: dict[str, Any]) -> Any:
 
 
 async def _pieces(answer: Any) -> AsyncIterator[bytes]:
-    """Yield the body of an answer; the server hears of it when nobody reads any more."""
+    """Yield the body of an answer; the server hears of it when the client has gone."""
     async with answer:
         async for piece in answer.content.iter_any():
             yield piece

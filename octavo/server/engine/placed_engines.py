@@ -103,9 +103,11 @@ class PlacedLaunchers:
     def describe(self) -> str:
         """Return where replicas run, for the log."""
         replicas = self.args.replicas
-        number = f"{replicas.least} to {replicas.most}" if replicas.is_elastic else replicas.least
+        number = count(replicas.most, "replica")
+        if replicas.is_elastic:
+            number = f"{replicas.least} to {number}"
         where = self._placement.settings.get("address", "this machine")
-        return f"{number} replicas, placed by {self._placement.kind} ({where})"
+        return f"{number}, placed by {self._placement.kind} ({where})"
 
     def release(self, name: str) -> None:
         """Give a place back, if there is a placement that has it."""
