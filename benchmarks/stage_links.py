@@ -25,7 +25,7 @@ import numpy as np
 from octavo.runtime.followers import Followers
 from octavo.runtime.home_connection import MAX_MESSAGE_BYTES, STEP_BYTES
 from octavo.runtime.hosts import CommandHost
-from octavo.runtime.rank_memory import RankMemory, Seat
+from octavo.runtime.rank_memory import Membership, RankMemory
 from octavo.runtime.rank_process import Connection, Message
 from octavo.runtime.remote_followers import RemoteFollowers
 from octavo.runtime.stage_links import PipelinePlace
@@ -33,17 +33,17 @@ from octavo.runtime.stage_links import PipelinePlace
 _MESSAGE_WORDS = 16  # of a decode step of one request
 
 
-def serve(seat: Seat, settings: Message, home: Connection) -> None:
+def serve(membership: Membership, settings: Message, home: Connection) -> None:
     """Answer each message with hidden states: what the process of the stage runs."""
     tokens, width = settings["tokens"], settings["width"]
-    assert seat.pipeline is not None and seat.pipeline.outgoing is not None
+    assert membership.pipeline is not None and membership.pipeline.outgoing is not None
     home.receive()
-    seat.pipeline.outgoing.open([width], tokens, 2)
+    membership.pipeline.outgoing.open([width], tokens, 2)
     values = np.ones((tokens, width), dtype=np.float32)
     home.send({"started": True})
     while True:
-        number = int(seat.messages.receive()[0])
-        seat.pipeline.outgoing.send(number, [values])
+        number = int(membership.messages.receive()[0])
+        membership.pipeline.outgoing.send(number, [values])
 
 
 def step_times(

@@ -24,7 +24,7 @@ HAND_OVER_SECONDS = 0.005
 
 
 class Role(Enum):
-    """What a replica computes: values are those that operators see."""
+    """The work of a replica, by the name that operators see."""
 
     PREFILL = "prefill"
     DECODE = "decode"

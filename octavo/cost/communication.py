@@ -8,6 +8,9 @@ of latency: small messages, as those of decoding, take little else. For n ranks 
     all-to-all       alpha +   (n-1)/n S / bandwidth        S is what one rank sends
     point to point   alpha +           S / bandwidth
 
+A stage of a pipeline sends the hidden states of a step to the next one: as wide as activations on
+GPUs, and as 32-bit floats on processors, which keep all their bits.
+
 Ranks on processors (scheme `gather`) send nothing: each writes its part of a value into memory that
 all have, they meet, and each reads what the others wrote. That is an all-gather whose S is what all
 of them write together, once; each rank reads (n-1)/n of it.
@@ -24,7 +27,7 @@ from octavo.cost.hardware import SHARED_MEMORY, Device
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.networks import Network
 from octavo.cost.parallel import Parallel
-from octavo.cost.rank_model import Exchange, RankModel
+from octavo.cost.rank_model import EXCHANGED_BYTES, Exchange, RankModel
 from octavo.cost.shares import shares
 from octavo.cost.work import RowCounts
 
@@ -39,6 +42,7 @@ class Link:
         latency_s: the least that one takes among 2 ranks; each doubling of them adds a quarter.
         island: how many devices have this link to each other; more of them talk over a network.
         network: as it was measured; None: the usual one.
+        hidden_bytes: of a number of hidden states that cross it; None: as wide as activations.
     """
 
     bandwidth: float
@@ -46,6 +50,7 @@ class Link:
     latency_s: float
     island: int = 8
     network: Network | None = None
+    hidden_bytes: int | None = None
 
     def reached(self, num_ranks: int) -> float:
         """Bytes a second."""
@@ -100,7 +105,9 @@ def link_of(device: Device) -> Link:
     known = (of for name, of in _LINKS.items() if kind.startswith(name))
     shares, latency = next(known, _UNKNOWN_LINK)
     island = next((size for word, size in _ISLANDS.items() if word in device.link_kind), 8)
-    return Link(device.link_bandwidth, shares, latency, island, device.network)
+    hidden_bytes = EXCHANGED_BYTES if device.kind == "cpu" else None
+    bandwidth, network = device.link_bandwidth, device.network
+    return Link(bandwidth, shares, latency, island, network, hidden_bytes)
 
 
 def link_between(device: Device, parallel: Parallel) -> Link:
@@ -110,16 +117,16 @@ def link_between(device: Device, parallel: Parallel) -> Link:
         return link
     if device.network is not None:
         return _link_of_machines(link, device.network, parallel)
-    if parallel.pp > 1 or parallel.ep > 1:
+    if parallel.ep > 1:
         raise ConfigError(
-            f"{device.name}: on processors the layers and the experts of a model are not shared "
-            "out: choose tp, or copies (dp, replicas)"
+            f"{device.name}: on processors the experts of a model are not shared out: choose tp, "
+            "pp, or copies (dp, replicas)"
         )
     most = device.num_ranks if device.is_measured else link.island
-    if parallel.tp > most:
+    if parallel.tp * parallel.pp > most:
         raise ConfigError(
-            f"{device.name}: {parallel.tp} ranks do not share the memory of one machine, but "
-            f"{most} do: choose tp = {most}, or copies (dp, replicas)"
+            f"{device.name}: {parallel.tp * parallel.pp} ranks do not share the memory of one "
+            f"machine, but {most} do: choose tp x pp = {most}, or copies (dp, replicas)"
         )
     return link
 
@@ -194,14 +201,20 @@ def transfers(model: RankModel, rows: RowCounts, link: Link) -> list[Transfer]:
     if _sends_to_experts(parallel):
         said += _of_experts(model, rows, link)
     if parallel.pp > 1:
-        hops = parallel.pp - 1
-        seconds = hops * point_to_point(hidden, link, parallel.tp * parallel.pp)
-        said.append(Transfer("stages.send", hops, hops * hidden, seconds))
+        hops, sent = parallel.pp - 1, sent_bytes(model, rows.num_tokens, link)
+        seconds = hops * point_to_point(sent, link, parallel.tp * parallel.pp)
+        said.append(Transfer("stages.send", hops, hops * sent, seconds))
     return said
 
 
-def exchange_of(spec: ModelSpec, tp: int) -> Exchange:
-    """Return the exact exchange of ``tp`` ranks of the scheme `gather`.
+def sent_bytes(model: RankModel, num_tokens: int, link: Link) -> float:
+    """Bytes that one stage of a pipeline sends to the next in a pass of so many tokens."""
+    return num_tokens * model.hidden_size * (link.hidden_bytes or model.activation_bytes)
+
+
+def exchange_of(spec: ModelSpec, tp: int, span: range | None = None) -> Exchange:
+    """Return the exact exchange of ``tp`` ranks of the scheme `gather`, in all layers or in those
+    of ``span``.
 
     In a pass of T tokens, R rows of which are sampled, all ranks together write
     T x token_values + R x row_values numbers, of 4 bytes, into values that all ranks have: each
@@ -219,7 +232,8 @@ def exchange_of(spec: ModelSpec, tp: int) -> Exchange:
         head                    vocabulary, for each sampled row
     """
     said, counted = shares(tp, "gather"), [0, 0]
-    for layer in spec.layers:
+    layers = spec.layers if span is None else spec.layers[span.start : span.stop]
+    for layer in layers:
         for part in (*layer.mixers, *([] if layer.mlp is None else [layer.mlp])):
             for meeting in part.meetings(spec.hidden_size):
                 values = [

@@ -50,17 +50,17 @@ def asked_ranks(tp: int | str | None, device: Device, count: int) -> int | None:
     return numa.auto_ranks(numa.nodes())
 
 
-def ranks_of(device: Device, count: int, tp: int | None) -> tuple[Device, int]:
-    """The devices of ``tp`` ranks: as they are, but that of this machine's processor each rank has
-    a part, with as many parts of it.
+def ranks_of(device: Device, count: int, num_ranks: int) -> tuple[Device, int]:
+    """The devices of ``num_ranks`` ranks, of all stages and copies: as they are, but that of this
+    machine's processor each rank has a part, with as many parts of it.
 
     ConfigError if there is no core for each.
     """
     if device.network is not None:
         return device, count  # machines, which are not divided
-    if tp is None or tp == 1 or not (device.kind == "cpu" and device.is_measured):
+    if num_ranks == 1 or not (device.kind == "cpu" and device.is_measured):
         return device, count
-    return device.shared_by(tp), count * tp
+    return device.shared_by(num_ranks), count * num_ranks
 
 
 def _with_network(device: Device, count: int, text: str, network: str) -> tuple[Device, int]:

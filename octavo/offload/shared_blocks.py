@@ -6,8 +6,8 @@ A region has a head, a table with an entry for each slot, and the slots::
     entry   number, checksum, name     block n is in slot n % slots, and its entry has number n + 1
     slot    the block
 
-The newest blocks overwrite the oldest, whoever may want these: a reader holds nothing, and has
-nothing to give back. It copies a block, and then compares the entry and the checksum again; what
+The newest blocks overwrite the oldest, wanted or not: a reader holds nothing, and has nothing to
+give back. It copies a block, and then compares the entry and the checksum again; what
 was overwritten meanwhile, or cut short when the writer was killed, is not there. The next writer
 goes on behind the last whole block.
 """

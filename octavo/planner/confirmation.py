@@ -77,13 +77,17 @@ def simulated(
         times = arrival_times(num_requests, traffic.rate, seed=seed)
     prompts = [_ask(number, traffic) for number in range(len(times))]
     copies = deployment.replicas * deployment.parallel.dp
-    fleet = FleetSpec(
-        ReplicaSpec(
-            _engine(deployment, traffic), deployment.steps.seconds, depth=deployment.parallel.pp
-        ),
-        copies,
-    )
+    fleet = FleetSpec(_replica(deployment, _engine(deployment, traffic)), copies)
     return simulate(prompts, LoadPlan(times, traffic.concurrency), fleet)
+
+
+def _replica(deployment: Deployment, config: EngineConfig) -> ReplicaSpec:
+    pipeline = deployment.pipeline
+    if pipeline is None:
+        return ReplicaSpec(config, deployment.steps.seconds)
+    return ReplicaSpec(
+        config, pipeline.seconds, depth=deployment.parallel.pp, stage_cost=pipeline.times
+    )
 
 
 def _ask(number: int, traffic: Traffic) -> PromptSpec:

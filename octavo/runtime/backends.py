@@ -40,7 +40,7 @@ from octavo.runtime.forward import Forward
 from octavo.runtime.memory_ledger import MemoryLine, scratch_line
 from octavo.runtime.native_forward import NativeForward
 from octavo.runtime.native_kv_cache import create_native_cache
-from octavo.runtime.op_program import NativeModel, plan_step
+from octavo.runtime.op_program import NativeModel, StepPlan, plan_step
 from octavo.runtime.state_memory import create_state_memory
 
 if TYPE_CHECKING:
@@ -252,8 +252,7 @@ class NativeBackend:
         bind = _prefer_nodes(spec.numa_nodes) if spec.numa_nodes else None
         self._model = prepare(self._library, self.pool)
         if bind is not None:
-            rows = self._model.plan.rows_of(spec.part, spec.stage)
-            self._model = self._model.copied(rows, bind)
+            self._model = self._model.copied(_rows_of(spec, self._model.plan), bind)
         self._bind = bind
         self.weights_bytes = self._model.weights_bytes
 
@@ -327,6 +326,12 @@ def _forward_of_rank(spec: RankSpec, own: StageOps, arguments: tuple[Any, ...]) 
     return StageForward(spec.pipeline, own, *arguments)
 
 
+def _rows_of(spec: RankSpec, plan: StepPlan) -> dict[str, range]:
+    """Return the rows of each matrix that a rank reads."""
+    with_embedding = spec.is_home and spec.has_drafts
+    return plan.rows_of(spec.part, spec.stage, with_embedding=with_embedding)
+
+
 def pack_model(
     spec: RankSpec,
     model: CausalLM,
@@ -351,7 +356,7 @@ def pack_model(
             pool,
             home=spec.packed_folder,
             gathered=plan.gathered(),
-            rows=plan.rows_of(spec.part, spec.stage),
+            rows=_rows_of(spec, plan),
             progress=progress,
         )
         return NativeModel(plan, packed, weights_bytes(model))

@@ -50,6 +50,7 @@ class RankSpec:
         memory_share: share of the free memory of a CPU that is this rank's.
         group: the ranks that compute each layer together, of which this is one; None: it is alone.
         pipeline: the rank's place in a pipeline; None: it has all layers.
+        has_drafts: tokens are drafted, maybe by heads that read the embedding.
         numa_nodes: where the rank's memory is to be, with a copy of its weights; empty: anywhere.
     """
 
@@ -74,6 +75,7 @@ class RankSpec:
     memory_share: float = 1.0
     group: ShmGroup | None = None
     pipeline: PipelinePlace | None = None
+    has_drafts: bool = False
     numa_nodes: tuple[int, ...] = ()
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,14 @@ STEP_BYTES = "step_message_bytes"
 _MOST_STEP_BYTES = 64 << 20
 ERROR = "error"  # in the last message of a rank that cannot go on: why
 MESSAGES: Mapping[int, int] = {MESSAGE: MAX_MESSAGE_BYTES}
+
+
+def error_in(data: memoryview) -> str:
+    """Return the error in the last message of a rank, or what is there in its place."""
+    try:
+        return str(json.loads(bytes(data))[ERROR])
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return "it says something that is no error"
 
 
 class HomeConnection:

@@ -45,6 +45,9 @@ class Host(Protocol):
         """Start ``python`` of that machine with arguments; it is given ``secret``, a line, by
         standard input.
 
+        The process ends with the thread that is its parent there (`end_with_parent`), so that it
+        does not stay where it cannot see the end of its link, as one that was stopped.
+
         Raises:
             ConfigError: it cannot be started.
         """
@@ -71,29 +74,27 @@ class CommandHost:
             raise ConfigError("an empty text is no command")
 
     def start(self, arguments: Sequence[str], secret: str) -> CommandProcess:
-        try:
-            process = subprocess.Popen(
-                [*self._command, *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                env=environment_without_keys(),
-                start_new_session=True,  # Ctrl-C is for the home rank, which ends this one
-            )
-        except OSError as error:
-            raise ConfigError(f"{self.name!r} cannot be run: {error}") from error
-        return CommandProcess(process, secret)
+        return CommandProcess([*self._command, *arguments], secret)
 
 
 class CommandProcess:
-    """A process that a `CommandHost` has started."""
+    """The process of a command, with the thread that has started it, watches it, and is its
+    parent.
 
-    def __init__(self, process: subprocess.Popen[bytes], secret: str):
-        self._process = process
+    Raises:
+        ConfigError: the command cannot be run.
+    """
+
+    def __init__(self, command: Sequence[str], secret: str):
+        self._started: Future[subprocess.Popen[bytes]] = Future()
         self._end: Future[str] = Future()
         threading.Thread(
-            target=self._watch, args=(secret,), name="octavo-remote-process", daemon=True
+            target=self._run, args=(command, secret), name="octavo-remote-process", daemon=True
         ).start()
+        try:
+            self._process = self._started.result()
+        except OSError as error:
+            raise ConfigError(f"{shlex.join(command)} cannot be run: {error}") from error
 
     def when_it_ends(self, callback: Callable[[str], object]) -> None:
         self._end.add_done_callback(lambda end: callback(end.result()))
@@ -101,8 +102,23 @@ class CommandProcess:
     def kill(self) -> None:
         self._process.kill()
 
-    def _watch(self, secret: str) -> None:
-        process = self._process
+    def _run(self, command: Sequence[str], secret: str) -> None:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=environment_without_keys(),
+                start_new_session=True,  # Ctrl-C is for the home rank, which ends this one
+            )
+        except OSError as error:
+            self._started.set_exception(error)
+            return
+        self._started.set_result(process)
+        self._watch(process, secret)
+
+    def _watch(self, process: subprocess.Popen[bytes], secret: str) -> None:
         assert process.stdin is not None and process.stderr is not None
         with contextlib.suppress(OSError), process.stdin as file:
             file.write(secret.encode() + b"\n")

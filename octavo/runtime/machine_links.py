@@ -23,6 +23,7 @@ from octavo.base.errors import EngineError, LinkError, PeerEndedError
 from octavo.links.frames import MESSAGE, ROWS, WORDS
 from octavo.links.link import MOST_WAITING, Frame, Link
 from octavo.runtime.capacity import RankLimits
+from octavo.runtime.home_connection import error_in
 from octavo.runtime.stage_links import FAILED, StepMessages, check_step, text_words
 
 _WORD = 4  # bytes, of int32 and float32
@@ -163,8 +164,8 @@ def _received(link: Link, kind: int) -> memoryview:
         frame: Frame = link.receive()
     except LinkError as error:
         raise peer_ended(error) from None
-    if frame.kind == MESSAGE:  # its last one
-        raise PeerEndedError(f"{link.peer}: {bytes(frame.data).decode(errors='replace')}")
+    if frame.kind == MESSAGE:  # why it cannot go on
+        raise PeerEndedError(f"{link.peer}: {error_in(frame.data)}")
     if frame.kind != kind:
         raise EngineError(f"{link.peer}: another kind of frame came than was due")
     return frame.data

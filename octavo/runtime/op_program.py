@@ -136,10 +136,15 @@ class StepPlan:
         for op in self.ops:
             yield from matrices_of(op)
 
-    def rows_of(self, part: Part, stage: Stage = WHOLE_MODEL) -> dict[str, range]:
-        """Return the rows of each matrix that a rank reads: none of those of other stages."""
+    def rows_of(
+        self, part: Part, stage: Stage = WHOLE_MODEL, *, with_embedding: bool = False
+    ) -> dict[str, range]:
+        """Return the rows of each matrix that a rank reads: none of those of other stages, but for
+        an embedding that drafts are made with."""
         rows = {self.name_of(matrix): range(0) for matrix in self.matrices()}
-        ops = self.ops if stage.is_whole else self.stage(stage).ops
+        ops = list(self.ops if stage.is_whole else self.stage(stage).ops)
+        if with_embedding:
+            ops += [op for op in self.ops if isinstance(op, fused_ops.FusedEmbedding)]
         for matrix, read in Division(ops, part).matrices(ops):
             known = rows[self.name_of(matrix)] or read
             rows[self.name_of(matrix)] = range(

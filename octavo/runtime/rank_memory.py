@@ -1,9 +1,9 @@
-"""The memory that the ranks of an engine share, and the seat of each rank in it.
+"""The memory that the ranks of an engine share, and what each rank has of it.
 
     memory = RankMemory(tp=2, pp=3)     in the engine's process
-    memory.home                         the seat of rank 0, the home rank
+    memory.home                         the membership of rank 0, the home rank
     memory.ticket(4)                    what the process of rank 4 is given, with descriptors
-    Seat.take(ticket)                   its seat, in that process, which has inherited these
+    Membership.attach(ticket)           its membership, in that process, which has inherited them
 
 Ranks are counted from the last stage on, whose first rank is the home rank::
 
@@ -35,8 +35,8 @@ def descriptors(ticket: dict[str, Any]) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """What a rank has of the memory.
+class Membership:
+    """Access of a rank to the memory.
 
     Args:
         rank: its number among the ``size`` ranks of all stages.
@@ -52,8 +52,8 @@ class Seat:
     pipeline: PipelinePlace | None
 
     @classmethod
-    def take(cls, ticket: dict[str, Any]) -> Seat:
-        """Return the seat of a ticket. Its descriptors are the seat's from then on."""
+    def attach(cls, ticket: dict[str, Any]) -> Membership:
+        """Open the memory of a ticket, whose descriptors belong to the membership from then on."""
         rank, tp, pp = ticket["rank"], ticket["tp"], ticket["pp"]
         place, stage = rank % tp, Stage(pp - 1 - rank // tp, pp)
         more = {"is_crowded": ticket["is_crowded"]}
@@ -104,10 +104,10 @@ class RankMemory:
         return self._tp * self._pp
 
     @property
-    def home(self) -> Seat:
-        """The seat of rank 0."""
+    def home(self) -> Membership:
+        """The membership of rank 0."""
         if self._pp == 1:
-            return Seat(0, self.num_ranks, self._messages, self._messages, None)
+            return Membership(0, self.num_ranks, self._messages, self._messages, None)
         incoming = ShmGroup.attach(
             *(os.dup(self._links[-1].fd), 1, 1 + self._tp),
             is_crowded=self.is_crowded,
@@ -116,11 +116,11 @@ class RankMemory:
         last = Stage(self._pp - 1, self._pp)
         pipeline = PipelinePlace(last, self._messages, ShmLink(incoming))
         group = self._groups[-1] if self._groups else None
-        return Seat(0, self.num_ranks, self._messages, group, pipeline)
+        return Membership(0, self.num_ranks, self._messages, group, pipeline)
 
     def ticket(self, rank: int) -> dict[str, Any]:
-        """Return what the process of a follower needs to take its seat: numbers of JSON, and those
-        of descriptors of this process, which it inherits (`descriptors`)."""
+        """Return what the process of a follower needs to attach: numbers for JSON, among them
+        `descriptors` of this process, which it inherits."""
         stage = self._pp - 1 - rank // self._tp
         chosen = {
             "messages": self._messages,

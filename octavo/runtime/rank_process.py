@@ -2,10 +2,10 @@
 
     python -m octavo.runtime.rank_process MODULE CONNECTION PARENT
 
-runs ``serve(seat, settings, home)`` of a module: with its seat in the memory that ranks share, what
-the home rank gives to `Followers`, and a connection to it for what is said before the first step.
-``CONNECTION`` is an inherited file descriptor, as those of the seat are, which come over it.
-``PARENT`` is the process that started this one.
+runs ``serve(membership, settings, home)`` of a module: with its access to the memory that ranks
+share, what the home rank gives to `Followers`, and a connection to it for what is said before the
+first step. ``CONNECTION`` is an inherited file descriptor, and the memory's descriptors, which are
+inherited too, come over it by their numbers. ``PARENT`` is the process that started this one.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ def main(arguments: Sequence[str]) -> int:
     if start is None:
         return 1
     with without_blas_threads():
-        from octavo.runtime.rank_memory import Seat  # which imports numpy
+        from octavo.runtime.rank_memory import Membership  # which imports numpy
     try:
-        import_module(module).serve(Seat.take(start["ticket"]), start["settings"], home)
+        import_module(module).serve(Membership.attach(start["ticket"]), start["settings"], home)
     except PeerEndedError:
         return 1  # another rank has said why
     except OctavoError as error:

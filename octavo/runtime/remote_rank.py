@@ -3,8 +3,9 @@
     python -m octavo.runtime.remote_rank
 
 takes a ticket from its environment or from standard input (``octavo/links/ticket.py``), connects to
-the home rank, and runs ``serve(seat, settings, home)`` of the module that this one names, as
-``rank_process.py`` does on the home rank's machine. It ends with its link to the home rank::
+the home rank, and runs ``serve(membership, settings, home)`` of the module that this one names, as
+``rank_process.py`` does on the home rank's machine. It ends with its link to the home rank, and
+with the process that has started it::
 
     home rank    rank, number of stages, module, settings                ->
                  <-  ticket for the stage before, if there is one
@@ -32,6 +33,7 @@ from octavo.links.listener import Listener
 from octavo.links.ticket import Address, parse_ticket, receive_ticket
 from octavo.runtime.home_connection import ERROR, MESSAGES, HomeConnection
 from octavo.runtime.rank_facts import software_facts, stage_facts
+from octavo.system.child_process import end_with_parent
 from octavo.system.machine import without_blas_threads
 
 # Seconds from the end of the link to the home rank until this process is ended, whatever it does.
@@ -42,6 +44,7 @@ _SECONDS_TO_CONNECT = 120.0
 
 def main() -> int:
     """Run a rank to its end; returns the exit status."""
+    end_with_parent()
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the home rank, which ends this one
     try:
@@ -61,8 +64,8 @@ def _run(home: Link) -> int:
     with ExitStack() as links:
         try:
             start = home.receive_message()
-            seat = _take_seat(home, start, links)
-            import_module(start["module"]).serve(seat, start["settings"], connection)
+            membership = _connect_to_stages(home, start, links)
+            import_module(start["module"]).serve(membership, start["settings"], connection)
         except (PeerEndedError, LinkError):
             raise
         except Exception as error:
@@ -71,11 +74,11 @@ def _run(home: Link) -> int:
     return 0
 
 
-def _take_seat(home: Link, start: dict[str, Any], links: ExitStack) -> Any:
-    """Return the seat of this rank, once it is connected to the stages beside it."""
+def _connect_to_stages(home: Link, start: dict[str, Any], links: ExitStack) -> Any:
+    """Return the membership of this rank, once it is connected to the stages beside it."""
     with without_blas_threads():
         from octavo.runtime.machine_links import MachineLink, ReceivedMessages  # numpy
-        from octavo.runtime.rank_memory import Seat
+        from octavo.runtime.rank_memory import Membership
         from octavo.runtime.stage_links import PipelinePlace
 
     rank, num_stages = int(start["rank"]), int(start["stages"])
@@ -107,7 +110,7 @@ def _take_seat(home: Link, start: dict[str, Any], links: ExitStack) -> Any:
         listener.close()
     messages = ReceivedMessages(home)
     place = PipelinePlace(stage, messages, incoming, outgoing)
-    return Seat(rank, num_stages, messages, None, place)
+    return Membership(rank, num_stages, messages, None, place)
 
 
 def _end_soon(why: LinkError) -> None:

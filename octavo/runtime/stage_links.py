@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline tell each other: messages of steps, and hidden states.
+"""Links between the ranks of a pipeline: messages of steps, and hidden states.
 
     home rank (last stage)  ── step messages ──▶  all other ranks
     stage 0  ── hidden states ──▶  stage 1  ── hidden states ──▶  ...  the last stage

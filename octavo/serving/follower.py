@@ -12,17 +12,17 @@ from octavo.base.gc_pause import no_collections
 from octavo.models.kv_groups import KVGroups
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.following_forward import Follower, FollowingForward, follow
-from octavo.runtime.rank_memory import Seat
+from octavo.runtime.rank_memory import Membership
 from octavo.runtime.rank_process import Connection, Message
 from octavo.sources.open import notes_folder, open_source
 from octavo.system.machine import keep_openmp_patient, memory
 from octavo.system.numa import RankPlace
 
 
-def serve(seat: Seat, settings: Message, home: Connection) -> None:
+def serve(membership: Membership, settings: Message, home: Connection) -> None:
     """Load the model that rank 0 has loaded, start as it does, and obey until the engine ends."""
     keep_openmp_patient()
-    place = RankPlace(**settings["places"][seat.rank])
+    place = RankPlace(**settings["places"][membership.rank])
     place.pin()
     import octavo.runtime.rank  # noqa: F401  (imported while rank 0 reads and packs weights)
 
@@ -35,8 +35,8 @@ def serve(seat: Seat, settings: Message, home: Connection) -> None:
             packed_folder=notes_folder(),
             threads=place.num_threads,
             numa_nodes=tuple(place.nodes),
-            group=seat.group,
-            pipeline=seat.pipeline,
+            group=membership.group,
+            pipeline=membership.pipeline,
             **settings["spec"],
         )
         rank = open_source(path, settings["model_impl"]).load_rank(spec)
@@ -47,7 +47,7 @@ def serve(seat: Seat, settings: Message, home: Connection) -> None:
         rank.start(limits_of(start["limits"]))
     assert isinstance(rank.forward, FollowingForward)
     home.send({"started": True})
-    follow(seat.messages, Follower(rank.forward))
+    follow(membership.messages, Follower(rank.forward))
 
 
 def limits_of(fields: Message) -> RankLimits:

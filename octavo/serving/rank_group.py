@@ -112,15 +112,15 @@ class RankGroup(OneRank):
                 "tensor_parallel_size" if num_stages == 1 else "pipeline_parallel_size",
             )
         memory = RankMemory(size, num_stages, is_crowded=is_crowded)
-        seat = memory.home
+        membership = memory.home
         own = places[0]
         super().__init__(
             dataclasses.replace(
                 spec,
                 threads=own.num_threads,
                 numa_nodes=own.nodes,
-                group=seat.group,
-                pipeline=seat.pipeline,
+                group=membership.group,
+                pipeline=membership.pipeline,
             )
         )
         settings = {

@@ -14,14 +14,14 @@ from octavo.base.errors import ConfigError
 from octavo.kernels.cpu.library import choose, runnable
 from octavo.links.facts import Facts, difference
 from octavo.runtime.home_connection import HomeConnection
-from octavo.runtime.rank_memory import Seat
+from octavo.runtime.rank_memory import Membership
 from octavo.runtime.rank_process import Message
 from octavo.serving import follower
 from octavo.serving.model_content import model_content
 from octavo.system import numa
 
 
-def serve(seat: Seat, settings: Message, home: HomeConnection) -> None:
+def serve(membership: Membership, settings: Message, home: HomeConnection) -> None:
     """Load the model, start as rank 0 does, and obey until the engine ends.
 
     Raises:
@@ -36,8 +36,8 @@ def serve(seat: Seat, settings: Message, home: HomeConnection) -> None:
     if (why := difference(model_facts(path), settings["facts"])) is not None:
         raise ConfigError(f"rank 0 ({path}): {why}")
     place = numa.places(1, numa.nodes(), settings["threads"])[0]
-    places = {seat.rank: dataclasses.asdict(place)}
-    follower.serve(seat, {**settings, "places": places}, home)
+    places = {membership.rank: dataclasses.asdict(place)}
+    follower.serve(membership, {**settings, "places": places}, home)
 
 
 def model_facts(path: Path) -> Facts:

@@ -37,7 +37,7 @@ class ArrivedKV(BlockStore):
         if request.num_preemptions or request.request_id not in self._request_ids:
             return NOTHING_STORED
         size = self._block_size
-        keys = [b""] * (limit // size)  # nobody asks which
+        keys = [b""] * (limit // size)  # any will do
         prefix = StoredPrefix(keys, path, num_known, self._windows, size)
         counts = prefix.counts(lambda key: True)
         if not counts:

@@ -73,23 +73,14 @@ def open_drafter(config: SpeculativeConfig, target: TargetModel) -> Drafter:
     return LimitedDrafter(drafter, config.disable_by_batch_size)
 
 
-# Methods that need the first layers, or the embedding, where the last stage of a pipeline is.
-_OF_ALL_LAYERS = ("early_exit", "eagle", "mtp")
-
-
 def check_pipelined(config: SpeculativeConfig) -> None:
     """ConfigError if drafts of ``config.method`` cannot be made beside the last layers alone, as
     the rank that samples has them in a pipeline."""
-    method = config.method
-    if method == "auto" and config.model is not None:
-        from octavo.speculation.heads import method_of
-
-        method = method_of(config.model)
-    if method in _OF_ALL_LAYERS:
+    if config.method == "early_exit":
         raise ConfigError(
-            f"speculative_config: method {method} needs the embedding and the first layers where "
-            "tokens are sampled, and in a pipeline the last layers alone are there: choose "
-            "ngram, suffix, draft_model, medusa or recurrent, or leave pipeline_parallel_size at 1"
+            f"speculative_config: method {config.method} runs the first layers by themselves, and "
+            "in a pipeline they are in another process: choose another method, or leave "
+            "pipeline_parallel_size at 1"
         )
 
 

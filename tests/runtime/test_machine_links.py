@@ -213,3 +213,14 @@ def test_messages_reach_ranks_of_this_machine_and_of_others():
         assert ReceivedMessages(follower).receive().tolist() == [7, 8]
         sends.abort()
         assert here.is_aborted
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [(b'{"error": "BadMessage: no"}', "BadMessage: no"), (b"{}", "no error"), (b"[", "no error")],
+)
+def test_a_rank_that_cannot_go_on_says_why(over_tcp, text, why):
+    sends, receives = over_tcp
+    sends._link.send(MESSAGE, text)
+    with pytest.raises(PeerEndedError, match=f"rank 1 at .*{why}"):
+        receives.receive(0, empty(1))

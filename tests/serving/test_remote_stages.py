@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from array import array
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,7 @@ def test_no_secret_is_on_a_command_line_or_in_an_environment(model, monkeypatch)
     ("command", "why"),
     [
         ("false", r"rank 1 of 2 on false: it ended with exit status 1, without a word"),
-        ("/no/such/python", r"'/no/such/python' cannot be run: .*No such file"),
+        ("/no/such/python", r"/no/such/python -m .* cannot be run: .*No such file"),
         ("sh -c 'echo no route >&2; exit 255'", r"exit status 255; its last words:\nno route"),
         (other("talks"), r"exit status 7; its last words:\na line for people"),
         (other("version"), r"rank 1 of 2 on .* at 127.*: octavo is 0\.0\.7 there, and .* here"),
@@ -175,6 +176,17 @@ def test_the_end_of_a_rank_is_the_end_of_the_engine_in_words(model):
         with pytest.raises(EngineError):  # and it stays so
             answers(llm)
     assert re.search(r"rank \d of \d on .*: the connection was cut", str(error.value))
+
+
+@pytest.mark.parametrize("words", [[99], [1, 2, 3], [1, *[-1] * 40], [2, 5], [1 << 30] * 3000])
+def test_words_that_are_no_step_end_the_rank_and_the_engine(model, words):
+    with LLM(str(model), **stages(2), **SETTINGS) as llm:
+        answers(llm)
+        (remote,) = remote_ranks()
+        llm._loaded.ranks._followers.place.messages.send(array("i", words))
+        wait_until_gone(remote)
+        with pytest.raises(EngineError):
+            answers(llm)
 
 
 def test_ranks_end_with_the_home_rank_however_that_ends(model):

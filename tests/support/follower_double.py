@@ -9,8 +9,8 @@ import time
 from octavo.base.errors import ConfigError
 
 
-def serve(seat, settings, home):
-    group = seat.messages
+def serve(membership, settings, home):
+    group = membership.messages
     home.send({"rank": group.rank, "environment": sorted(os.environ)})
     {
         "steps": follow_steps,

@@ -16,7 +16,7 @@ from octavo.kernels.cpu.group import ShmGroup
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.following_forward import Follower, follow
 from octavo.runtime.rank import Rank
-from octavo.runtime.rank_memory import DESCRIPTORS, RankMemory, Seat
+from octavo.runtime.rank_memory import DESCRIPTORS, Membership, RankMemory
 
 _NUM_BYTES = 8 << 30  # of address space
 
@@ -30,12 +30,12 @@ def start_ranks(
     failures: list[BaseException] = []
     threads = []
     for number in range(1, size * stages):
-        seat = seat_of(memory, number)
-        follower = Rank.of_model(_seated(spec, seat), model, config)
+        membership = membership_of(memory, number)
+        follower = Rank.of_model(_joined(spec, membership), model, config)
         follower.start(limits)
-        work = _work(seat, memory, follower, failures)
+        work = _work(membership, memory, follower, failures)
         threads.append(threading.Thread(target=work, name=f"rank {number}", daemon=True))
-    lead = Rank.of_model(_seated(spec, memory.home), model, config)
+    lead = Rank.of_model(_joined(spec, memory.home), model, config)
     lead.start(limits)
     for thread in threads:
         thread.start()
@@ -44,21 +44,21 @@ def start_ranks(
     return lead
 
 
-def seat_of(memory: RankMemory, number: int) -> Seat:
-    """Return the seat of a rank in a process that has the memory already."""
+def membership_of(memory: RankMemory, number: int) -> Membership:
+    """Return the membership of a rank in a process that has the memory already."""
     ticket = memory.ticket(number)
     copies = {name: os.dup(fd) for name in DESCRIPTORS if (fd := ticket[name]) is not None}
-    return Seat.take(ticket | copies)
+    return Membership.attach(ticket | copies)
 
 
-def _seated(spec: RankSpec, seat: Seat) -> RankSpec:
-    return replace(spec, group=seat.group, pipeline=seat.pipeline)
+def _joined(spec: RankSpec, membership: Membership) -> RankSpec:
+    return replace(spec, group=membership.group, pipeline=membership.pipeline)
 
 
-def _work(seat: Seat, memory: RankMemory, rank: Rank, failures: list[BaseException]):
+def _work(membership: Membership, memory: RankMemory, rank: Rank, failures: list[BaseException]):
     def work() -> None:
         try:
-            follow(seat.messages, Follower(rank.forward))
+            follow(membership.messages, Follower(rank.forward))
         except PeerEndedError:
             pass
         except BaseException as error:  # the others must not wait for it

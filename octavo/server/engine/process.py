@@ -73,7 +73,7 @@ class ProcessLauncher:
     Args:
         cpus: the processors that an engine is pinned to; empty: it is not pinned.
         transfer: where the engine passes KV on and gets it from; None where prompts are not
-            computed apart. Whoever made it closes it.
+            computed apart. It stays open.
         when_closed: called by ``close``: there will be no further engine.
     """
 

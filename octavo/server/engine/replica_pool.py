@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from octavo.core.disaggregation import Role
 from octavo.core.fair_queue import FairQueue
 from octavo.core.routing import Router
-
-if TYPE_CHECKING:
-    from octavo.server.engine.waiting_queue import PendingGeneration
+from octavo.server.engine.waiting_queue import PendingGeneration
 
 
 class ReplicaPool:

@@ -17,8 +17,9 @@ from octavo.server.engine.generation import EngineObserver, Generation
 from octavo.server.engine.output_record import OutputRecord
 
 if TYPE_CHECKING:
+    from octavo.core.disaggregation import Role
+    from octavo.core.fair_queue import FairQueue
     from octavo.core.routing import Ask
-    from octavo.server.engine.replica_pool import ReplicaPool
 
 # Defaults: 1,024 requests, and as many tokens as these have in a context of 8,192.
 DEFAULT_LIMITS = QueueLimits(1024, 1024 * 8192)
@@ -28,6 +29,17 @@ class EngineLink(Protocol):
     """An engine, to which messages can be sent."""
 
     def send(self, message: dict[str, Any]) -> None: ...
+
+
+class RequestPool(Protocol):
+    """The requests that wait for replicas of a role: a `ReplicaPool`."""
+
+    role: Role | None
+    queue: FairQueue[PendingGeneration]
+
+    def remove(self, entry: PendingGeneration) -> None:
+        """Take a request out of the queue."""
+        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -51,7 +63,7 @@ class PendingGeneration:
     release_at: int | None = None
     num_recalls: int = 0  # times that it was taken back from an engine that went on running
     ask: Ask | None = None
-    pool: ReplicaPool | None = None
+    pool: RequestPool | None = None
     kv_from: tuple[int, int] | None = None
     is_queued: bool = False
     queue_key: tuple[int, int] = (0, 0)
