@@ -548,5 +548,8 @@ class EngineObserver:
     def on_routed(self, replica: int) -> None:
         """A request was sent to a replica, of several."""
 
+    def on_scaled(self, direction: str) -> None:
+        """A replica is started (up) or drained (down) since the load asks for it."""
+
     def on_removed(self, replica: int) -> None:
         """A replica was removed, as an operator had asked: its engine has ended."""
