@@ -1,4 +1,4 @@
-"""How many replicas of a plan should compute prompts for the others, found by simulation.
+"""Splits of the replicas of a plan between prompts and answers, compared by simulation.
 
 Formulas of steps say nothing of who waits for whom, which is all that prompts apart change; so each
 split runs the traffic on production's own scheduler, routers and rules.
