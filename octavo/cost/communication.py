@@ -9,7 +9,9 @@ of latency: small messages, as those of decoding, take little else. For n ranks 
     point to point   alpha +           S / bandwidth
 
 A stage of a pipeline sends the hidden states of a step to the next one: as wide as activations on
-GPUs, and as 32-bit floats on processors, which keep all their bits.
+GPUs, and as 32-bit floats on processors, which keep all their bits. That is one row a token; what a
+last layer's norm, or experts with shared ones, would add to it goes as a second row in an engine on
+processors, and is not counted.
 
 Ranks on processors (scheme `gather`) send nothing: each writes its part of a value into memory that
 all have, they meet, and each reads what the others wrote. That is an all-gather whose S is what all
