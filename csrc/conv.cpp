@@ -36,12 +36,13 @@ struct Channels {
 void convolve(const Channels& channels, const oct_sequences& seqs, int s) {
   const oct_conv_args& args = channels.args;
   const int c = channels.c, n = channels.n, past = args.kernel - 1;
+  const int64_t kept = args.count;  // from a position of the state to the next
   const float* source = source_of(args.states, seqs, s);
-  float* target = target_of(args.states, seqs, s);
+  float* target = target_of(args.states, seqs, s) + (c - args.first);
   F32 taps[kMaxKernel], last[kMaxKernel];
   for (int j = 0; j <= past; j++) taps[j] = load_first(args.weight + int64_t{j} * args.channels + c, n);
   for (int j = 0; j < past; j++)
-    last[j] = source ? load_first(source + int64_t{j} * args.channels + c, n) : zero();
+    last[j] = source ? load_first(source + j * kept + (c - args.first), n) : zero();
   const F32 bias = args.bias ? load_first(args.bias + c, n) : zero();
   for (int t = seqs.q_start[s]; t < seqs.q_start[s + 1]; t++) {
     last[past] = channels.input(t);
@@ -50,7 +51,7 @@ void convolve(const Channels& channels, const oct_sequences& seqs, int s) {
     store_first(args.out + int64_t{t} * args.channels + c, channels.output(t, sum), n);
     for (int j = 0; j < past; j++) last[j] = last[j + 1];
   }
-  for (int j = 0; j < past; j++) store_first(target + int64_t{j} * args.channels + c, last[j], n);
+  for (int j = 0; j < past; j++) store_first(target + j * kept, last[j], n);
 }
 
 // The factors of a gate of n values.
@@ -101,33 +102,39 @@ int32_t check_states(const oct_states& states, const oct_sequences& seqs) {
 }
 
 int32_t check_conv(const oct_conv_args& args, const oct_sequences& seqs) {
-  if (args.kernel < 2 || args.kernel > kMaxKernel || args.channels < 1)
+  if (!is_part(args.first, args.count, args.channels))
+    return fail(OCT_ERR_ARGUMENT, "channels %d to %d of %d", args.first, args.first + args.count,
+                args.channels);
+  if (args.kernel < 2 || args.kernel > kMaxKernel)
     return fail(OCT_ERR_ARGUMENT, "a convolution of %d channels over %d positions: 2 to %d are possible",
                 args.channels, args.kernel, kMaxKernel);
   return check_states(args.states, seqs);
 }
 
 void short_conv(const oct_conv_args& args, const oct_sequences& seqs, const Worker& worker) {
-  const Range mine = share((args.channels + 15) / 16, worker.rank, worker.size);
+  const Range mine = share((args.count + 15) / 16, worker.rank, worker.size);
   for (int s = 0; s < seqs.num_seqs; s++) {
     for (int tile = mine.begin; tile < mine.end; tile++) {
-      const int c = tile * 16;
-      convolve({args, c, std::min(16, args.channels - c)}, seqs, s);
+      const int done = tile * 16;
+      convolve({args, args.first + done, std::min(16, args.count - done)}, seqs, s);
     }
   }
 }
 
 int32_t check_gated_norm(const oct_gated_norm_args& args) {
-  if (args.group < 1 || args.width % args.group)
-    return fail(OCT_ERR_ARGUMENT, "groups of %d in a row of %d values", args.group, args.width);
+  const int group = args.group;
+  if (group < 1 || args.width % group || args.first % group || args.count % group ||
+      !is_part(args.first, args.count, args.width))
+    return fail(OCT_ERR_ARGUMENT, "groups of %d from value %d to %d of %d", group, args.first,
+                args.first + args.count, args.width);
   return OCT_OK;
 }
 
 void gated_norm(const oct_gated_norm_args& args, const oct_sequences& seqs, const Worker& worker) {
-  const int groups = args.width / args.group;
+  const int groups = args.count / args.group;
   const Range mine = share(seqs.num_tokens * groups, worker.rank, worker.size);
   for (int i = mine.begin; i < mine.end; i++) {
-    const int64_t t = i / groups, first = int64_t{i % groups} * args.group;
+    const int64_t t = i / groups, first = args.first + int64_t{i % groups} * args.group;
     const float* x = args.x + t * args.width + first;
     const float* gate = args.gate + t * args.ldgate + first;
     float* out = args.out + t * args.width + first;

@@ -16,7 +16,7 @@
 
 #include <stdint.h>
 
-#define OCT_ABI_VERSION 14
+#define OCT_ABI_VERSION 15
 
 #if defined(__cplusplus)
 extern "C" {
@@ -471,9 +471,10 @@ typedef struct oct_states {
 
 /* A causal depthwise convolution over the last `kernel` positions, then silu. Gated,
  * its input is x[c] * x[2 C + c], and its output is multiplied with x[C + c], of C channels.
- * The state: the inputs of the last positions, [kernel - 1, C]. */
+ * `count` of them are computed, from `first` on. The state: the inputs of the last positions,
+ * [kernel - 1, count]. */
 typedef struct oct_conv_args {
-  int32_t channels, kernel, gated;
+  int32_t channels, first, count, kernel, gated;
   const float* x; /* [T, ...], ldx floats from token to token */
   int64_t ldx;
   const float* weight; /* [kernel, C], that of the last position last */
@@ -485,9 +486,10 @@ typedef struct oct_conv_args {
 /* The recurrence of Mamba 2, of H heads of P values in G groups, with N numbers of state for a value:
  *     step = softplus(steps[h] + step_bias[h]) within [step_min, step_max]
  *     S    = S * exp(step * decay[h]) + B * (step * x);   y = C S + skip[h] * x
- * A row of x: x [H, P], B [G, N], C [G, N]. The state: [H, N, P]. */
+ * A row of x: x [H, P], B [G, N], C [G, N]. `count` heads are computed, from `first` on. The state:
+ * [count, N, P]. */
 typedef struct oct_scan_args {
-  int32_t heads, head_dim, groups, state_dim;
+  int32_t heads, first, count, head_dim, groups, state_dim;
   float step_min, step_max;
   float step_scale;   /* of `steps`, before the bias */
   const float* x;     /* [T, H P + 2 G N], ldx floats from token to token */
@@ -503,9 +505,10 @@ typedef struct oct_scan_args {
 /* The gated delta rule, of Hk heads of keys with K values and Hv of values with V, q and k of length 1:
  *     S = S * exp(decay[h] * softplus(gates[Hv + h] + step_bias[h]))
  *     S = S + k * sigmoid(gates[h]) * (v - k S);   y = q S / sqrt(K)
- * A row of x: q [Hk, K], k [Hk, K], v [Hv, V]. The state: [Hv, K, V]. */
+ * A row of x: q [Hk, K], k [Hk, K], v [Hv, V]. `count` heads of values are computed, from `first` on.
+ * The state: [count, K, V]. */
 typedef struct oct_delta_args {
-  int32_t key_heads, key_dim, value_heads, value_dim;
+  int32_t key_heads, key_dim, value_heads, first, count, value_dim;
   const float* x;     /* [T, 2 Hk K + Hv V], ldx floats from token to token */
   const float* gates; /* [T, 2 Hv], ldgates floats from token to token */
   int64_t ldx, ldgates;
@@ -516,9 +519,10 @@ typedef struct oct_delta_args {
 } oct_delta_args;
 
 /* rmsnorm over each `group` values of x * silu(gate), times weight [width]; or, unless gate_first, of
- * x, times weight [group] and then silu(gate). With no weight, x * silu(gate) alone. */
+ * x, times weight [group] and then silu(gate). With no weight, x * silu(gate) alone. Of a row, `count`
+ * values are computed, from `first` on: whole groups. */
 typedef struct oct_gated_norm_args {
-  int32_t width, group, gate_first;
+  int32_t width, first, count, group, gate_first;
   float eps;
   float gate_scale;  /* of `gate`, before its silu */
   const float* x;    /* [T, width], contiguous */

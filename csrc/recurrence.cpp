@@ -69,7 +69,7 @@ void scan_head(const oct_scan_args& args, const oct_sequences& seqs, int s, int 
     const float step = std::min(args.step_max, std::max(args.step_min, softplus(raw)));
     steps[t] = {raw == raw ? step : raw, std::exp(step * args.decay[h])};
   }
-  const int64_t part = int64_t{h} * dim * size;
+  const int64_t part = int64_t{h - args.first} * dim * size;
   const float* source = source_of(args.states, seqs, s);
   float* target = target_of(args.states, seqs, s) + part;
   for (int p = 0; p < size; p += 16) {
@@ -124,7 +124,7 @@ void delta_head(const oct_delta_args& args, const oct_sequences& seqs, int s, in
                   inverse_length(q + keys, dim), std::exp(args.decay[h] * step),
                   1.0f / (1.0f + std::exp(-gates[h]))};
   }
-  const int64_t part = int64_t{h} * dim * size;
+  const int64_t part = int64_t{h - args.first} * dim * size;
   const float* source = source_of(args.states, seqs, s);
   float* target = target_of(args.states, seqs, s) + part;
   for (int p = 0; p < size; p += 16) {
@@ -156,29 +156,31 @@ void delta_head(const oct_delta_args& args, const oct_sequences& seqs, int s, in
 }  // namespace
 
 int32_t check_scan(const oct_scan_args& args, const oct_sequences& seqs) {
-  if (args.groups < 1 || args.heads % args.groups || args.head_dim < 1 || args.state_dim < 1)
+  if (args.groups < 1 || args.heads % args.groups || args.head_dim < 1 || args.state_dim < 1 ||
+      !is_part(args.first, args.count, args.heads))
     return fail(OCT_ERR_ARGUMENT, "%d heads of %d values in %d groups with states of %d", args.heads,
                 args.head_dim, args.groups, args.state_dim);
   return check_states(args.states, seqs);
 }
 
 void selective_scan(const oct_scan_args& args, const oct_sequences& seqs, const Worker& worker) {
-  const int pieces = seqs.num_seqs * args.heads;
+  const int pieces = seqs.num_seqs * args.count;
   for (int i = worker.ticket(); i < pieces; i = worker.ticket())
-    scan_head(args, seqs, i / args.heads, i % args.heads, worker);
+    scan_head(args, seqs, i / args.count, args.first + i % args.count, worker);
 }
 
 int32_t check_delta(const oct_delta_args& args, const oct_sequences& seqs) {
-  if (args.key_heads < 1 || args.value_heads % args.key_heads || args.key_dim < 1 || args.value_dim < 1)
+  if (args.key_heads < 1 || args.value_heads % args.key_heads || args.key_dim < 1 ||
+      args.value_dim < 1 || !is_part(args.first, args.count, args.value_heads))
     return fail(OCT_ERR_ARGUMENT, "%d heads of %d values for %d of keys with %d", args.value_heads,
                 args.value_dim, args.key_heads, args.key_dim);
   return check_states(args.states, seqs);
 }
 
 void delta_rule(const oct_delta_args& args, const oct_sequences& seqs, const Worker& worker) {
-  const int pieces = seqs.num_seqs * args.value_heads;
+  const int pieces = seqs.num_seqs * args.count;
   for (int i = worker.ticket(); i < pieces; i = worker.ticket())
-    delta_head(args, seqs, i / args.value_heads, i % args.value_heads, worker);
+    delta_head(args, seqs, i / args.count, args.first + i % args.count, worker);
 }
 
 }  // namespace octavo

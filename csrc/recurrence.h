@@ -9,6 +9,11 @@ namespace octavo {
 // Whether each sequence of a step has slots for its states. Returns an error code if not.
 int32_t check_states(const oct_states& states, const oct_sequences& seqs);
 
+// Whether `count` things from `first` on are some of `size`.
+inline bool is_part(int32_t first, int32_t count, int32_t size) {
+  return first >= 0 && count >= 1 && first <= size - count;
+}
+
 int32_t check_conv(const oct_conv_args& args, const oct_sequences& seqs);
 void short_conv(const oct_conv_args& args, const oct_sequences& seqs, const Worker& worker);
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hash_model import FunctionProposer, HashDrafts, HashExecutor, expected_tokens
 from loading import load_model
+from rank_threads import start_ranks
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.clock import VirtualClock
@@ -17,7 +18,9 @@ from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.core.step_share import PipelineShare
 from octavo.executor.simulated import SimulatedExecutor
+from octavo.kernels.cpu import library
 from octavo.runtime.acceptance import SyntheticAcceptance
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.rank import Rank
@@ -58,11 +61,11 @@ class AllRounds(HashExecutor):
 
 
 def trace(
-    executor, clock, arrivals, config=CONFIG, proposer=None
+    executor, clock, arrivals, config=CONFIG, proposer=None, share=None
 ) -> tuple[list, dict[str, list[int]]]:
     """Every step as (request, start, tokens), with what was preempted, copied and held."""
     blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE, RadixPrefixCache(BLOCK_SIZE))
-    engine = Engine(Scheduler(config, blocks, None, proposer), executor, clock)
+    engine = Engine(Scheduler(config, blocks, None, proposer, share), executor, clock)
     pending = list(arrivals)
     steps, answers = [], {}
     for number in range(2000):
@@ -95,6 +98,7 @@ def simulate(
     depth: int = 1,
     proposer=None,
     accept=None,
+    share=None,
 ):
     """The same work in virtual time, with the tokens that the model gave."""
 
@@ -109,10 +113,18 @@ def simulate(
         NUM_BLOCKS,
         replay,
         depth,
-        feeds_tokens=depth > 1,
+        feeds_tokens=depth > 1 and share is None,
         accept=accept,
     )
-    return trace(executor, clock, arrivals, config, proposer)
+    return trace(executor, clock, arrivals, config, proposer, share)
+
+
+LIMITS = RankLimits(
+    NUM_BLOCKS,
+    CONFIG.max_num_seqs,
+    CONFIG.max_model_len,
+    CONFIG.max_num_batched_tokens,
+)
 
 
 def start_rank(tiny_model, acceptance=None) -> Rank:
@@ -120,15 +132,7 @@ def start_rank(tiny_model, acceptance=None) -> Rank:
     rank = Rank.of_model(
         RankSpec(tiny_model, kernels="reference", block_size=BLOCK_SIZE), model, config
     )
-    rank.start(
-        RankLimits(
-            NUM_BLOCKS,
-            CONFIG.max_num_seqs,
-            CONFIG.max_model_len,
-            CONFIG.max_num_batched_tokens,
-        ),
-        acceptance,
-    )
+    rank.start(LIMITS, acceptance)
     return rank
 
 
@@ -179,6 +183,25 @@ def test_also_when_steps_overlap(seed, depth):
                 fields["prompt_token_ids"], fields["params"].max_tokens, 97
             )
     assert simulate(arrivals, answers, config, depth)[0] == real
+
+
+@pytest.mark.skipif(not library.runnable(), reason="no native library was built")
+@pytest.mark.parametrize("seed", range(4))
+def test_also_in_a_pipeline(tiny_model, seed, monkeypatch):
+    """Two stages, with a batch in each: the batches are those of a simulated pipeline."""
+    monkeypatch.setitem(globals(), "BLOCK_SIZE", 16)  # the least of native kernels
+    config = replace(CONFIG, runs_ahead=True)
+    share = PipelineShare(2, CONFIG.max_num_batched_tokens)
+    spec = RankSpec(tiny_model, kernels="native", block_size=16, threads=1)
+    pipeline = start_ranks(1, spec, *load_model(tiny_model), LIMITS, stages=2)
+    arrivals = workload(500 + seed)
+    real, answers = trace(pipeline, None, arrivals, config, share=share)
+    simulated, replayed = simulate(arrivals, answers, config, 2, share=share)
+    assert simulated == real and replayed == answers
+    alone = Rank.of_model(spec, *load_model(tiny_model))
+    alone.start(LIMITS)
+    _, expected = trace(alone, None, arrivals)
+    assert all(answers[name] == tokens for name, tokens in expected.items() if name != "r3")
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -15,6 +15,7 @@ from octavo.cli.bench.common import add_plot_flag, save_plots
 from octavo.cli.flags import add_json_flag, add_number, add_switch, add_value
 from octavo.cli.parser import rarely
 from octavo.cli.plan_flags import add_plan_flags, question_of
+from octavo.tuning.config_text import check_name, config_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +41,7 @@ examples:
   octavo plan llama-3.3-70b --hardware h100-sxm:4 --rate 5 --slo ttft=500,tpot=50,e2e=10s@p99
   octavo plan qwen3-32b --hardware a100-80,h100-sxm,l40s --cheapest --rate 20 --slo tpot=40
   octavo plan mixtral-8x7b --hardware h100-sxm:2 --profile vllm --memory --roofline
-  octavo plan llama-3.1-8b --hardware l40s --export llama-on-l40s.json
+  octavo plan llama-3.1-8b --hardware l40s --save server.yaml
 """
 
 INFEASIBLE = 2
@@ -80,9 +81,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "write what steps, memory and money of the plan depend on, and steps to check by: "
         "JSON, from which a page can compute the same",
     )
-    rarely(
-        parser, "--most-devices", "--confirm", "--disaggregate", "--roofline", "--export", "--plot"
+    add_value(
+        group,
+        "--save FILE",
+        "write the settings that are recommended, each with its reason, for octavo serve "
+        "--config FILE: YAML, or TOML",
     )
+    rarely(parser, "--most-devices", "--confirm", "--disaggregate", "--roofline")
+    rarely(parser, "--save", "--export", "--plot")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -94,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--disaggregate needs --slo: splits are compared by its limits")
     if args.disaggregate and args.cheapest:
         raise UsageError("--disaggregate splits the replicas of a plan: leave out --cheapest")
+    if args.save is not None:
+        check_name(args.save)
     from octavo.planner.ranking import is_of_several
 
     if args.cheapest:
@@ -197,16 +205,37 @@ def _write_files(args: argparse.Namespace, plan: Plan) -> None:
         return plan_figure(plan, title=_what(plan))
 
     save_plots(args, draw)
+    if args.save is not None:
+        _save(args.save, plan)
     if args.export is None:
         return
     from octavo.planner.formulas import formulas_json
 
-    document = json.dumps(formulas_json(plan.deployment, plan.question.price), allow_nan=False)
+    formulas = formulas_json(plan.deployment, plan.question.price)
+    _write(args.export, json.dumps(formulas, allow_nan=False))
+
+
+def _write(path: str, text: str) -> None:
     try:
-        replace_file(args.export, document.encode())
+        replace_file(path, text.encode())
     except OSError as error:
-        raise ConfigError(f"{args.export} cannot be written: {error.strerror or error}") from None
-    terminal.say(f"written to {args.export}")
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
+    terminal.say(f"written to {path}")
+
+
+def _save(path: str, plan: Plan) -> None:
+    """Write the settings of a server that is as planned. ConfigError if there is none."""
+    from octavo.planner.serve_settings import serve_settings, summary
+
+    try:
+        settings = serve_settings(plan)
+    except ConfigError as error:
+        if not plan.is_feasible:
+            return terminal.say(f"{path} is not written: the plan is not feasible")
+        raise ConfigError(f"--save {path}: {error}") from None
+    values = {each.name: each.value for each in settings}
+    reasons = {each.name: each.why for each in settings}
+    _write(path, config_text(path, values, summary(plan), reasons))
 
 
 # -- for people -----------------------------------------------------------------------------------

@@ -212,6 +212,9 @@ class Engine:
                 nothing = replace(batch, items=())  # its tokens count when they are computed again
                 return EngineStep(nothing, [], self._stats(nothing, []))
             output, seconds = self._blame(batch, error), 0.0
+        except BaseException:  # an interruption: it is waited for again
+            self._submitted.appendleft(_Submitted(batch, handle, begun_at, is_whole))
+            raise
         else:
             seconds = self._record_time(batch, begun_at)
             self._store.settle(batch.block_copies, are_done=True)

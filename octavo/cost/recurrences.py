@@ -6,23 +6,40 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from octavo.cost.exchange import Meeting, Shared
 from octavo.cost.shares import Shares
 from octavo.cost.weight_shape import WeightShape, columns, rows, vector, whole
 
 
-class Recurrence:
-    """Keeps nothing of a token, and looks at none again.
+class StatePart(NamedTuple):
+    """Values of a state in pieces that are never cut: one for each head, or for each group of
+    heads, which several ranks have if their heads read it."""
 
-    What it keeps of a sequence is shared out as its ``state_parts`` are: (pieces that are never
-    cut, values of each).
-    """
+    pieces: int
+    values: int  # of each
+    is_of_groups: bool = False
+
+
+class Recurrence:
+    """Keeps nothing of a token, and looks at none again."""
 
     __slots__ = ()
 
     @property
-    def state_parts(self) -> tuple[tuple[int, int], ...]:
+    def heads(self) -> int:
+        """Pieces of the mixer that are never cut."""
+        raise NotImplementedError
+
+    @property
+    def width(self) -> int:
+        """Outputs of all heads, for a token."""
+        raise NotImplementedError
+
+    @property
+    def state_parts(self) -> tuple[StatePart, ...]:
+        """Parts of the state of a sequence."""
         raise NotImplementedError
 
     @property
@@ -34,7 +51,11 @@ class Recurrence:
         raise NotImplementedError
 
     def state_values(self, shares: Shares) -> int:
-        return sum(shares.pieces(pieces) * values for pieces, values in self.state_parts)
+        return sum(
+            values
+            * (shares.kv_heads(self.heads, pieces) if is_of_groups else shares.pieces(pieces))
+            for pieces, values, is_of_groups in self.state_parts
+        )
 
     def activation_values(self, tp: int) -> float:
         return self.activations / tp
@@ -50,11 +71,20 @@ class Recurrence:
         return 0.0, 0.0
 
     def meetings(self, hidden: int) -> Iterator[Meeting]:
-        """Outputs of all projections, those of one product at once: every rank has all that goes
-        into a convolution and a scan, and computes these whole."""
-        matrices = (weight for weight in self.weights(hidden) if weight.inputs)
-        for _, product in groupby(matrices, key=lambda weight: weight.op):
-            yield self.linears([weight.outputs for weight in product])
+        """Outputs of all projections, those of one product at once, and before the last of them
+        what the heads have made."""
+        matrices = [weight for weight in self.weights(hidden) if weight.inputs]
+        *opening, closing = (
+            [weight.outputs for weight in product]
+            for _, product in groupby(matrices, key=lambda weight: weight.op)
+        )
+        yield from map(self.linears, opening)
+        yield (self.mixed(),)
+        yield self.linears(closing)
+
+    def mixed(self) -> Shared:
+        """Return what goes into the last projection."""
+        return Shared(self.width, by_heads=True)
 
     def linears(self, widths: list[int]) -> Meeting:
         """The outputs of one product, of which ``widths`` has the parts: each a matrix of its own
@@ -103,12 +133,19 @@ class GatedDeltaNet(Recurrence):
     @property
     def _channels(self) -> int:
         """Channels of the convolution for each key head."""
-        return 2 * self.key_dim + self.heads * self.value_dim // self.key_heads
+        return 2 * self.key_dim + self.width // self.key_heads
 
     @property
-    def state_parts(self) -> tuple[tuple[int, int], ...]:
-        convolution = self._channels * (self.kernel - 1)
-        return (self.key_heads, convolution), (self.heads, self.key_dim * self.value_dim)
+    def width(self) -> int:
+        return self.heads * self.value_dim
+
+    @property
+    def state_parts(self) -> tuple[StatePart, ...]:
+        kept = self.kernel - 1
+        return (
+            StatePart(self.key_heads, 2 * self.key_dim * kept, is_of_groups=True),
+            StatePart(self.heads, self.value_dim * (kept + self.key_dim)),
+        )
 
     @property
     def activations(self) -> int:
@@ -162,10 +199,17 @@ class Mamba2(Recurrence):
         return super(Mamba2, self).linears([sum(widths)])
 
     @property
-    def state_parts(self) -> tuple[tuple[int, int], ...]:
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def state_parts(self) -> tuple[StatePart, ...]:
         kept = self.kernel - 1
         own = self.head_dim * (kept + self.state_dim)
-        return (self.heads, own), (self.groups, 2 * self.state_dim * kept)
+        return (
+            StatePart(self.heads, own),
+            StatePart(self.groups, 2 * self.state_dim * kept, is_of_groups=True),
+        )
 
     @property
     def activations(self) -> int:
@@ -211,8 +255,12 @@ class Mamba1(Recurrence):
             yield WeightShape("mamba.out_proj.bias", "norm", hidden)
 
     @property
-    def state_parts(self) -> tuple[tuple[int, int], ...]:
-        return ((self.inner, self.kernel - 1 + self.state_dim),)
+    def width(self) -> int:
+        return self.inner
+
+    @property
+    def state_parts(self) -> tuple[StatePart, ...]:
+        return (StatePart(self.inner, self.kernel - 1 + self.state_dim),)
 
     @property
     def activations(self) -> int:
@@ -258,8 +306,12 @@ class KimiDelta(Recurrence):
         yield rows("self_attn.o_proj", "attention.linear_out", hidden, self.heads, self.head_dim)
 
     @property
-    def state_parts(self) -> tuple[tuple[int, int], ...]:
-        return ((self.heads, self.head_dim * (3 * (self.kernel - 1) + self.head_dim)),)
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def state_parts(self) -> tuple[StatePart, ...]:
+        return (StatePart(self.heads, self.head_dim * (3 * (self.kernel - 1) + self.head_dim)),)
 
     @property
     def activations(self) -> int:
@@ -281,8 +333,12 @@ class LightningAttention(Recurrence):
         yield rows("self_attn.out_proj", "attention.linear_out", hidden, self.heads, dim)
 
     @property
-    def state_parts(self) -> tuple[tuple[int, int], ...]:
-        return ((self.heads, self.head_dim**2),)
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def state_parts(self) -> tuple[StatePart, ...]:
+        return (StatePart(self.heads, self.head_dim**2),)
 
     @property
     def activations(self) -> int:
@@ -314,8 +370,19 @@ class ShortConvolution(Recurrence):
             yield WeightShape("conv.out_proj.bias", "norm", hidden)
 
     @property
-    def state_parts(self) -> tuple[tuple[int, int], ...]:
-        return ((self.size, self.kernel - 1),)
+    def width(self) -> int:
+        return self.size
+
+    @property
+    def state_parts(self) -> tuple[StatePart, ...]:
+        return (StatePart(self.size, self.kernel - 1),)
+
+    def state_values(self, shares: Shares) -> int:
+        return shares.channels(self.size) * (self.kernel - 1)
+
+    def mixed(self) -> Shared:
+        """Channels are no heads: ranks have tiles of them, as of the outputs of matrices."""
+        return Shared(self.size)
 
     @property
     def activations(self) -> int:

@@ -17,7 +17,6 @@ from math import ceil
 from typing import Literal, Protocol
 
 from octavo.base.errors import ConfigError
-from octavo.kernels.cpu.layout import TILE
 from octavo.kernels.parts import Part
 from octavo.models.tensor_split import Split
 from octavo.runtime.layout import RankBounds, check_ranks
@@ -57,7 +56,11 @@ class Shares(Protocol):
         ...
 
     def pieces(self, count: int) -> int:
-        """Pieces of a recurrent state."""
+        """Heads of a recurrent layer."""
+        ...
+
+    def channels(self, count: int) -> int:
+        """Channels of a convolution that nothing scans."""
         ...
 
     def matrix(self, weight: Matrix) -> tuple[int, int]:
@@ -92,6 +95,9 @@ class SumShares:
     def pieces(self, count: int) -> int:
         return ceil(count / self._tp)
 
+    def channels(self, count: int) -> int:
+        return ceil(count / self._tp)
+
     def matrix(self, weight: Matrix) -> tuple[int, int]:
         if self._tp == 1 or weight.split is Split.NOTHING:
             return weight.outputs, weight.inputs
@@ -118,7 +124,7 @@ class GatherShares:
         return list(Part(size=self._tp).of_all_ranks())
 
     def check(self, model: str, heads: Sequence[int], scanned: Sequence[int]) -> None:
-        fewest = min(heads or scanned, default=None)
+        fewest = min((*heads, *scanned), default=None)
         check_ranks(self._tp, RankBounds(model=model, num_heads=fewest))
 
     def heads(self, count: int) -> int:
@@ -128,7 +134,10 @@ class GatherShares:
         return max(len(part.of_kv_heads(heads, kv_heads)) for part in self._parts)
 
     def pieces(self, count: int) -> int:
-        return count  # convolutions and scans are computed whole on every rank
+        return self.heads(count)
+
+    def channels(self, count: int) -> int:
+        return self._rows(count)
 
     def matrix(self, weight: Matrix) -> tuple[int, int]:
         """Vectors, such as norms and biases, are on every rank."""
@@ -137,13 +146,16 @@ class GatherShares:
         if weight.query_heads:
             units = self.kv_heads(weight.query_heads, weight.units)
             return units * (weight.outputs // weight.units), weight.inputs
-        if not self.exchanges(weight.outputs):
-            return weight.outputs, weight.inputs
-        return max(len(part.of_rows(weight.outputs)) for part in self._parts), weight.inputs
+        return self._rows(weight.outputs), weight.inputs
+
+    def _rows(self, count: int) -> int:
+        if not self.exchanges(count):
+            return count
+        return max(len(part.of_rows(count)) for part in self._parts)
 
     def exchanges(self, width: int) -> bool:
         """A matrix that has no tile of rows for each rank is computed whole by all."""
-        return self._tp > 1 and width >= TILE * self._tp
+        return self._parts[0].divides(width)
 
 
 def shares(tp: int, scheme: Scheme = "sum") -> Shares:

@@ -4,9 +4,11 @@ Every rank has the same list of ops, and computes its part of the outputs of eac
 
     linear      some outputs of each matrix; q, k and v those of the rank's heads
     attention   the rank's heads
+    recurrence  the rank's heads, with the channels of the convolution that they read; the norm
+                behind it, if its groups lie within ranks
     experts     some inner values of every expert, and some outputs
     head        the logits of some tokens
-    others      everything: norms, sums, embeddings, states of recurrent layers
+    others      everything: norms, sums, embeddings
 
 A value that a rank makes in part and reads as a whole is *shared*: it lies in memory that all ranks
 have, each writes its columns, and they meet behind the op. Any other value lies in memory of the
@@ -31,12 +33,21 @@ from octavo.kernels.fused_ops import (
     FusedLatentAttention,
     FusedLinear,
     FusedOp,
+    FusedRecurrence,
     WeightRef,
     matrices_of,
     reads,
 )
 from octavo.kernels.parts import WHOLE, Part
 from octavo.kernels.recorder import Value
+from octavo.kernels.recurrence_specs import (
+    ConvSpec,
+    DeltaSpec,
+    GatedNormSpec,
+    ScanningSpec,
+    ScanSpec,
+    channels_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +87,9 @@ class Division:
         self.part = part
         self._shared: set[Value] = set()
         self._heads: dict[Value, range] = {}  # columns of values that only the rank's heads read
+        # Those of outputs of recurrent layers that the rank makes, where these are not all.
+        self._made: dict[Value, list[range]] = {}
+        self._own: set[Value] = set()  # of these, what no other rank reads
         if part.is_whole:
             return
         readers: dict[Value, list[FusedOp]] = {}
@@ -84,6 +98,8 @@ class Division:
                 readers.setdefault(value, []).append(op)
         for op in ops:
             self._divide_heads(op, readers)
+            if isinstance(op, FusedRecurrence):
+                self._divide_recurrence(op, readers)
         for op in ops:
             self._shared.update(self._outputs(op))
 
@@ -100,6 +116,11 @@ class Division:
     def of_rows(self, num_rows: int) -> range:
         """Return a rank's outputs of a matrix: all of them if they are not divided."""
         return self.part.of_rows(num_rows) if self.is_divided(num_rows) else range(num_rows)
+
+    def columns(self, op: FusedRecurrence) -> list[range]:
+        """Return the columns of its output that the rank computes: all of them if it is not
+        divided."""
+        return self._made.get(op.out.source, [range(op.out.width)])
 
     def is_shared(self, value: Value) -> bool:
         """Whether ranks make parts of a value that each of them reads as a whole."""
@@ -138,7 +159,7 @@ class Division:
 
     def is_divided(self, num_rows: int) -> bool:
         """Whether ranks make parts of so many outputs: there is a tile for each of them."""
-        return not self.part.is_whole and num_rows >= TILE * self.part.size
+        return self.part.divides(num_rows)
 
     def _divide_heads(self, op: FusedOp, readers: dict[Value, list[FusedOp]]) -> None:
         """Note the columns of q, k and v that the rank's heads read, where nothing else reads
@@ -159,10 +180,31 @@ class Division:
                 size = value.width // value.shape[0]
                 self._heads[value.source] = range(heads.start * size, heads.stop * size)
 
-    def _check_heads(self, num_heads: int) -> None:
+    def _divide_recurrence(self, op: FusedRecurrence, readers: dict[Value, list[FusedOp]]) -> None:
+        """Note the columns that the rank makes, and which of them it alone reads."""
+        out, spec = op.out.source, op.spec
+        behind = [each for each in readers.get(out, []) if isinstance(each, FusedRecurrence)]
+        is_read_by_one = len(readers.get(out, [])) == 1
+        match spec:
+            case ConvSpec():
+                scan = _scan_of(behind) if is_read_by_one else None
+                if scan is not None or self.is_divided(spec.channels):
+                    self._made[out] = channels_of(spec, scan, self.part)
+                if scan is not None:
+                    self._own.add(out)
+            case ScanSpec() | DeltaSpec():
+                self._check_heads(spec.heads, "a recurrence")
+                self._made[out] = [_columns(spec, self.part)]
+                if is_read_by_one and any(_is_divisible(each, spec, self.part) for each in behind):
+                    self._made[behind[0].out.source] = self._made[out]
+                    self._own.add(out)
+            case GatedNormSpec():
+                pass  # with the scan before it
+
+    def _check_heads(self, num_heads: int, layer: str = "attention") -> None:
         if num_heads < self.part.size:
             raise CannotFuse(
-                f"attention of {num_heads} heads cannot be divided among {self.part.size} ranks: "
+                f"{layer} of {num_heads} heads cannot be divided among {self.part.size} ranks: "
                 f"{num_heads} are the most"
             )
 
@@ -180,6 +222,28 @@ class Division:
                 yield op.out.source
             case FusedExperts() if self.is_divided(op.out.width):
                 yield op.out.source
+            case FusedRecurrence() if (out := op.out.source) in self._made and out not in self._own:
+                yield out
+
+
+def _scan_of(ops: Sequence[FusedRecurrence]) -> ScanningSpec | None:
+    """Return what scans the output of a convolution."""
+    return next((op.spec for op in ops if isinstance(op.spec, ScanSpec | DeltaSpec)), None)
+
+
+def _columns(scan: ScanningSpec, part: Part) -> range:
+    heads = part.of_heads(scan.heads)
+    return range(heads.start * scan.head_dim, heads.stop * scan.head_dim)
+
+
+def _is_divisible(op: FusedRecurrence, scan: ScanningSpec, part: Part) -> bool:
+    """Whether a norm can be computed by the heads before it, in every rank: no group is of two."""
+    norm = op.spec
+    if not isinstance(norm, GatedNormSpec):
+        return False
+    if not norm.normed:
+        return True
+    return all(_columns(scan, each).start % norm.group == 0 for each in part.of_all_ranks())
 
 
 def _inner(op: FusedExperts) -> int:

@@ -336,10 +336,11 @@ def place(
 
     Outputs of an op never lie where the same op reads, since threads do not finish rows together.
     The exception is a residual, of which a thread reads only what it is about to overwrite. Values
-    in ``kept`` survive until the last op has ended, and so do inputs, which no op writes.
+    in ``kept`` survive until the last op has ended, and so do inputs, which no op writes, and which
+    ops read or which are kept.
     """
     last_read = {value: i for i, op in enumerate(ops) for value in reads(op)}
-    inputs = dict.fromkeys(last_read)
+    inputs = dict.fromkeys([*last_read, *kept])
     for op in ops:
         for value in writes(op):
             inputs.pop(value, None)

@@ -1,8 +1,11 @@
-"""The part of a model that one rank of a tensor-parallel group computes.
+"""The part of a model that one rank computes: of each layer, and of the layers.
 
-All matrices are cut by their outputs, and attention by its heads, so that each number is computed
-by one rank as a model on one rank computes it: the answers are the same to the bit. Inputs are
-never cut, so that neither are groups or superblocks of quantized weights.
+The ranks of a tensor-parallel group share each layer. All matrices are cut by their outputs, and
+attention by its heads, so that each number is computed by one rank as a model on one rank computes
+it: the answers are the same to the bit. Inputs are never cut, so that neither are groups or
+superblocks of quantized weights.
+
+The stages of a pipeline have some of the layers each, one stage after the other.
 """
 
 from __future__ import annotations
@@ -31,6 +34,11 @@ class Part:
         begin, end = (num_tiles * rank // self.size for rank in (self.rank, self.rank + 1))
         return range(begin * TILE, min(num_rows, end * TILE))
 
+    def divides(self, num_rows: int) -> bool:
+        """Whether ranks make parts of so many outputs: there is a tile for each of them. Fewer are
+        computed by all."""
+        return not self.is_whole and num_rows >= TILE * self.size
+
     def of_heads(self, num_heads: int) -> range:
         """Return the query heads that the rank computes: 9 heads are 4 and 5. Ranges may be
         empty."""
@@ -49,3 +57,36 @@ class Part:
 
 
 WHOLE = Part()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Stage ``index`` of ``count`` of a pipeline; by default all of the model."""
+
+    index: int = 0
+    count: int = 1
+
+    @property
+    def is_whole(self) -> bool:
+        return self.count == 1
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == self.count - 1
+
+    def layers(self, num_layers: int) -> range:
+        """Return the layers of the stage. What does not come out even goes to the stages in the
+        middle, as the last has the head (vLLM does the same)."""
+        each, rest = divmod(num_layers, self.count)
+        sizes = [each] * self.count
+        for index in range(rest):
+            sizes[max(0, self.count - 2 - index)] += 1
+        first = sum(sizes[: self.index])
+        return range(first, first + sizes[self.index])
+
+
+WHOLE_MODEL = Stage()

@@ -9,8 +9,11 @@ Each specification has ``state``, the shape of its state; ``width``, the columns
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
+
+from octavo.kernels.parts import Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,13 @@ class ScanSpec:
         """Number of columns of x, B and C."""
         return self.width + 2 * self.groups * self.state_dim
 
+    def channels_of(self, part: Part) -> Iterator[range]:
+        """Yield the columns that the heads of a part read."""
+        groups = part.of_kv_heads(self.heads, self.groups)
+        yield _columns(part.of_heads(self.heads), self.head_dim)
+        for first in self.width, self.width + self.groups * self.state_dim:
+            yield _columns(groups, self.state_dim, first)
+
     @property
     def reads(self) -> tuple[int, ...]:
         return self.channels, self.first + self.heads
@@ -112,6 +122,24 @@ class DeltaSpec:
     def channels(self) -> int:
         """Number of columns of queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.width
+
+    @property
+    def heads(self) -> int:
+        return self.value_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.value_dim
+
+    def channels_of(self, part: Part) -> Iterator[range]:
+        """Yield the columns that the value heads of a part read."""
+        key_heads, keys = (
+            part.of_kv_heads(self.heads, self.key_heads),
+            self.key_heads * self.key_dim,
+        )
+        for first in 0, keys:
+            yield _columns(key_heads, self.key_dim, first)
+        yield _columns(part.of_heads(self.heads), self.value_dim, 2 * keys)
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -151,4 +179,24 @@ class GatedNormSpec:
         return (self.width if self.gate_first else self.group,)
 
 
+ScanningSpec: TypeAlias = ScanSpec | DeltaSpec
 RecurrentSpec: TypeAlias = ConvSpec | ScanSpec | DeltaSpec | GatedNormSpec
+
+
+def channels_of(conv: ConvSpec, scan: ScanningSpec | None, part: Part) -> list[range]:
+    """Return the channels of a convolution that one rank computes: those that its heads of the scan
+    behind it read, or a share of them where there is none. Ranges that touch are one."""
+    if scan is None:
+        return [
+            part.of_rows(conv.channels) if part.divides(conv.channels) else range(conv.channels)
+        ]
+    joined: list[range] = []
+    for channels in scan.channels_of(part):
+        if joined and joined[-1].stop == channels.start:
+            channels = range(joined.pop().start, channels.stop)
+        joined.append(channels)
+    return joined
+
+
+def _columns(heads: range, size: int, first: int = 0) -> range:
+    return range(first + heads.start * size, first + heads.stop * size)

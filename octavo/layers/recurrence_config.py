@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from math import prod
 
-from octavo.kernels.recurrence_specs import ConvSpec, DeltaSpec, GatedNormSpec, ScanSpec
+from octavo.kernels.parts import Part
+from octavo.kernels.recurrence_specs import (
+    ConvSpec,
+    DeltaSpec,
+    GatedNormSpec,
+    ScanSpec,
+    channels_of,
+)
 
 _LINE_FLOATS = 16
 MAX_KERNEL = 16  # positions of a convolution, as the native kernels have it
@@ -61,12 +68,14 @@ class RecurrenceConfig:
         """The recurrence that follows the convolution, if there is one."""
         return self.mamba or self.delta
 
-    @property
-    def state(self) -> StateSpec:
-        """The state that each of the recurrent layers has."""
-        shapes = [self.conv.state]
+    def state(self, part: Part) -> StateSpec:
+        """Return the state that each of the recurrent layers has on one rank."""
+        channels = sum(map(len, channels_of(self.conv, self.scan, part)))
+        positions, _ = self.conv.state
+        shapes: list[tuple[int, ...]] = [(positions, channels)]
         if self.scan is not None:
-            shapes.append(self.scan.state)
+            _, *of_a_head = self.scan.state
+            shapes.append((len(part.of_heads(self.scan.heads)), *of_a_head))
         return StateSpec(tuple(shapes))
 
     def fault(self, num_layers: int) -> str | None:

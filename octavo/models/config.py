@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 from octavo.base.errors import InvalidRequestError, ModelFileError
 from octavo.base.fields import Fields
 from octavo.core.sampling_params import SamplingParams
+from octavo.kernels.parts import WHOLE, Part
 from octavo.kernels.routing import Routing
 from octavo.layers.latent_config import LatentConfig
 from octavo.layers.recurrence_config import RecurrenceConfig, StateSpec
@@ -177,9 +178,19 @@ class ModelConfig:
     @property
     def state_layers(self) -> tuple[StateSpec, ...]:
         """The state that each recurrent layer keeps of a sequence."""
+        return self.state_layers_of(WHOLE)
+
+    def state_layers_of(self, part: Part) -> tuple[StateSpec, ...]:
+        """Return the state that each recurrent layer keeps of a sequence on one rank."""
         if self.recurrence is None:
             return ()
-        return (self.recurrence.state,) * len(self.recurrence.layers)
+        return (self.recurrence.state(part),) * len(self.recurrence.layers)
+
+    @property
+    def fewest_heads(self) -> int:
+        """Heads of the layer that has the fewest, each of which one rank computes."""
+        scan = None if self.recurrence is None else self.recurrence.scan
+        return self.num_heads if scan is None else min(self.num_heads, scan.heads)
 
     def attends(self, layer: int) -> bool:
         """Whether a layer looks at tokens before."""

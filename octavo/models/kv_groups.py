@@ -14,7 +14,7 @@ that of vLLM's hybrid KV cache manager; the sizes are chosen by our own rule.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -49,6 +49,16 @@ class KVGroups:
         layers."""
         return bytes_per_token // len(self.places) * self.layers_per_block
 
+    def of_layers(self, layers: range) -> KVGroups:
+        """Return the same groups with some of the layers alone: those of one stage of a
+        pipeline."""
+        counts: Counter[int] = Counter()
+        places = []
+        for group, _ in self.places[layers.start : layers.stop]:
+            places.append((group, counts[group]))
+            counts[group] += 1
+        return KVGroups(self.windows, tuple(places), max(counts.values(), default=1))
+
 
 def one_table(num_layers: int) -> KVGroups:
     """All layers keep all tokens, in the same blocks."""
@@ -56,8 +66,11 @@ def one_table(num_layers: int) -> KVGroups:
     return KVGroups((None,), places, num_layers)
 
 
-def group_layers(layers: Sequence[KVSpec]) -> KVGroups:
-    """The groups of layers that keep as much of a token each; one table where they do not."""
+def group_layers(layers: Sequence[KVSpec], num_stages: int = 1) -> KVGroups:
+    """The groups of layers that keep as much of a token each; one table where they do not.
+
+    ``num_stages``: of a pipeline. Layers that follow each other are then in different groups, as
+    the blocks of a stage are as large as the group of which it has most layers."""
     if len({(spec.num_kv_heads, spec.key_dim, spec.value_dim) for spec in layers}) > 1:
         return one_table(len(layers))
     alike: dict[int | None, list[int]] = defaultdict(list)
@@ -67,10 +80,13 @@ def group_layers(layers: Sequence[KVSpec]) -> KVGroups:
     windows: list[int | None] = []
     places = [(0, 0)] * len(layers)
     for window in sorted(alike, key=lambda each: (each is not None, each)):
-        for place, layer in enumerate(alike[window]):
-            if place % size == 0:
-                windows.append(window)
-            places[layer] = len(windows) - 1, place % size
+        first, count = len(windows), -(-len(alike[window]) // size)
+        windows += [window] * count
+        for index, layer in enumerate(alike[window]):
+            group, place = (
+                divmod(index, size) if num_stages == 1 else (index % count, index // count)
+            )
+            places[layer] = first + group, place
     return KVGroups(tuple(windows), tuple(places), size)
 
 

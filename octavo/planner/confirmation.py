@@ -93,13 +93,22 @@ def simulated(
     engine = _engine(deployment, traffic)
     kv_bytes = kv_bytes_per_token(deployment.spec, deployment.precision)
     fleet = FleetSpec(
-        ReplicaSpec(engine, deployment.steps.seconds, depth=deployment.parallel.pp),
+        _replica(deployment, engine),
         copies,
         disaggregation=disaggregation(
             num_prefill, kv_bytes / (TRANSFER_GB_S * 1e9), deployment.steps, engine.scheduler
         ),
     )
     return simulate(prompts, LoadPlan(times, traffic.concurrency), fleet)
+
+
+def _replica(deployment: Deployment, config: EngineConfig) -> ReplicaSpec:
+    pipeline = deployment.pipeline
+    if pipeline is None:
+        return ReplicaSpec(config, deployment.steps.seconds)
+    return ReplicaSpec(
+        config, pipeline.seconds, depth=deployment.parallel.pp, stage_cost=pipeline.times
+    )
 
 
 def _ask(number: int, traffic: Traffic) -> PromptSpec:

@@ -89,7 +89,7 @@ def _mixer_json(mixer: Mixer, spec: ModelSpec) -> dict[str, Any]:
         "kind": type(mixer).__name__,
         "heads": mixer.heads,
         "weights": [_given(weight) for weight in mixer.weights(spec.hidden_size)],
-        "state_parts": mixer.state_parts,
+        "state_parts": [(part.pieces, part.values) for part in mixer.state_parts],
         "activations": mixer.activations,
     }
 

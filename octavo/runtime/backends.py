@@ -16,7 +16,7 @@ import sysconfig
 from collections.abc import Callable, Collection, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.base.errors import ConfigError, UnsupportedModelError
 from octavo.base.optional_deps import ADD_GPU, need_torch
@@ -32,6 +32,7 @@ from octavo.kernels.cpu.layout import (
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import Progress
 from octavo.kernels.fused_ops import CannotFuse
+from octavo.kernels.stages import StageOps
 from octavo.models.config import ModelConfig
 from octavo.models.footprint import kv_layers_of
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
@@ -39,7 +40,7 @@ from octavo.runtime.forward import Forward
 from octavo.runtime.memory_ledger import MemoryLine, scratch_line
 from octavo.runtime.native_forward import NativeForward
 from octavo.runtime.native_kv_cache import create_native_cache
-from octavo.runtime.op_program import NativeModel, plan_step
+from octavo.runtime.op_program import NativeModel, StepPlan, plan_step
 from octavo.runtime.state_memory import create_state_memory
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def choose_backend(
                 return _native_backend(spec, model, model_config, files, progress)
             return _fused_backend(spec, model, model_config, progress)
         except (CannotFuse, UnsupportedModelError) as error:
-            if spec.kernels != "auto" or spec.group is not None:
+            if spec.kernels != "auto" or spec.num_ranks > 1:
                 raise ConfigError(f"kernels {wanted}: {error}") from error
             what = f"reference ops in place of {wanted} kernels ({error})"
             _log.warning(
@@ -251,7 +252,7 @@ class NativeBackend:
         bind = _prefer_nodes(spec.numa_nodes) if spec.numa_nodes else None
         self._model = prepare(self._library, self.pool)
         if bind is not None:
-            self._model = self._model.copied(spec.part, bind)
+            self._model = self._model.copied(_rows_of(spec, self._model.plan), bind)
         self._bind = bind
         self.weights_bytes = self._model.weights_bytes
 
@@ -268,30 +269,36 @@ class NativeBackend:
             lines.append(scratch_line(experts_bytes(*sizes, tokens)))
         return lines
 
-    def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> NativeForward:
-        model = self._model_config
-        kv_format = KV_FORMATS[kv_dtype_of(self._spec, is_native=True)]
+    def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> Forward:
+        spec, model, plan = self._spec, self._model_config, self._model.plan
+        try:
+            streams = plan.streams(depths)
+        except CannotFuse as error:
+            raise ConfigError(f"hidden states of {model.name}: {error}") from error
+        own = plan.stage(spec.stage, streams.values())
         kv_cache = create_native_cache(
             self._library,
-            kv_layers_of(model, self._spec.part),
-            self._spec.block_size,
-            kv_format,
+            kv_layers_of(model, spec.part),
+            spec.block_size,
+            KV_FORMATS[kv_dtype_of(spec, is_native=True)],
             limits,
-            create_state_memory(model.state_layers, limits.num_state_slots),
+            create_state_memory(
+                model.state_layers_of(spec.part)[own.state_layers.start : own.state_layers.stop],
+                limits.num_state_slots,
+            ),
+            own.kv_layers,
         )
         if self._bind is not None:
             self._bind(*kv_cache.memory_range)
-        try:
-            streams = self._model.plan.streams(depths)
-        except CannotFuse as error:
-            raise ConfigError(f"hidden states of {model.name}: {error}") from error
         layout, max_tokens = kv_cache.layout(), limits.max_num_batched_tokens
+        kept = streams.values() if spec.stage.is_last else own.outputs
         program = self._model.create_program(
-            self._library, self.pool, layout, max_tokens, streams.values(), self._spec.group
+            self._library, self.pool, layout, max_tokens, kept, spec.group, own.ops
         )
-        return _forward_of(self._spec)(
-            program, kv_cache, limits, self._spec.shared_prefix_decode, streams
-        )
+        arguments = program, kv_cache, limits, spec.shared_prefix_decode, streams
+        if spec.num_ranks == 1:
+            return NativeForward(*arguments)
+        return _forward_of_rank(spec, own, arguments)
 
 
 def _prefer_nodes(numbers: Sequence[int]) -> Callable[[int, int], object]:
@@ -304,17 +311,25 @@ def _prefer_nodes(numbers: Sequence[int]) -> Callable[[int, int], object]:
     return policy.bind
 
 
-def _forward_of(spec: RankSpec) -> type[NativeForward]:
-    """Return the forward of a rank: alone, the first of a group, or one of its followers."""
-    if spec.group is None:
-        return NativeForward
-    if spec.part.rank == 0:
+def _forward_of_rank(spec: RankSpec, own: StageOps, arguments: tuple[Any, ...]) -> Forward:
+    """Return the forward of one of several ranks: the one that samples, or one of its followers."""
+    if spec.pipeline is None:
+        from octavo.runtime.following_forward import FollowingForward
         from octavo.runtime.leading_forward import LeadingForward
 
-        return LeadingForward
-    from octavo.runtime.following_forward import FollowingForward
+        return LeadingForward(*arguments) if spec.is_home else FollowingForward(*arguments)
+    from octavo.runtime.pipelined_forward import PipelinedForward
+    from octavo.runtime.stage_forward import StageForward
 
-    return FollowingForward
+    if spec.is_home:
+        return PipelinedForward(spec.pipeline, own, *arguments)
+    return StageForward(spec.pipeline, own, *arguments)
+
+
+def _rows_of(spec: RankSpec, plan: StepPlan) -> dict[str, range]:
+    """Return the rows of each matrix that a rank reads."""
+    with_embedding = spec.is_home and spec.has_drafts
+    return plan.rows_of(spec.part, spec.stage, with_embedding=with_embedding)
 
 
 def pack_model(
@@ -341,7 +356,7 @@ def pack_model(
             pool,
             home=spec.packed_folder,
             gathered=plan.gathered(),
-            rows=plan.rows_of(spec.part),
+            rows=_rows_of(spec, plan),
             progress=progress,
         )
         return NativeModel(plan, packed, weights_bytes(model))

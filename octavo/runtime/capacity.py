@@ -5,19 +5,20 @@ Engine settings are resolved from these, without any weights.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.core.lookahead import MAX_MULTI_STEPS
-from octavo.kernels.parts import WHOLE, Part
-from octavo.models.kv_groups import KVGroups, group_layers
+from octavo.kernels.parts import WHOLE, WHOLE_MODEL, Part, Stage
+from octavo.models.kv_groups import KVGroups, group_layers, one_table
 
 if TYPE_CHECKING:
     from octavo.kernels.cpu.group import ShmGroup
     from octavo.kernels.cpu.library import Pool
     from octavo.models.config import ModelConfig
     from octavo.runtime.memory_ledger import MemoryLedger
+    from octavo.runtime.stage_links import PipelinePlace
 
 # What results call the types of the KV cache; those that are not here have one name.
 _KV_DTYPES = {"f32": "float32", "bf16": "bfloat16"}
@@ -47,7 +48,9 @@ class RankSpec:
         shared_prefix_decode: native kernels read blocks that sequences share once a step.
         pool: the threads of another rank, which never runs at the same time; None makes its own.
         memory_share: share of the free memory of a CPU that is this rank's.
-        group: the ranks that compute each step together, of which this is one; None: it is alone.
+        group: the ranks that compute each layer together, of which this is one; None: it is alone.
+        pipeline: the rank's place in a pipeline; None: it has all layers.
+        has_drafts: tokens are drafted, maybe by heads that read the embedding.
         numa_nodes: where the rank's memory is to be, with a copy of its weights; empty: anywhere.
     """
 
@@ -71,11 +74,27 @@ class RankSpec:
     pool: Pool | None = None
     memory_share: float = 1.0
     group: ShmGroup | None = None
+    pipeline: PipelinePlace | None = None
+    has_drafts: bool = False
     numa_nodes: tuple[int, ...] = ()
 
     @property
     def part(self) -> Part:
         return WHOLE if self.group is None else self.group.part
+
+    @property
+    def stage(self) -> Stage:
+        return WHOLE_MODEL if self.pipeline is None else self.pipeline.stage
+
+    @property
+    def num_ranks(self) -> int:
+        """All ranks of the model: of all stages."""
+        return self.part.size * self.stage.count
+
+    @property
+    def is_home(self) -> bool:
+        """Whether this rank is the one that samples: the first of the last stage."""
+        return self.part.rank == 0 and self.stage.is_last
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +158,13 @@ def capacity_of(
     from octavo.models.footprint import kv_bytes_per_token
 
     kv_dtype, part = kv_dtype_of(spec, is_native), spec.part
-    # All ranks have the same blocks, and one machine's memory: the largest share decides.
+    # All ranks have the same blocks, and one machine's memory: the largest share decides. Stages
+    # have the layers of one model together.
     token_bytes = max(kv_bytes_per_token(config, kv_dtype, each) for each in part.of_all_ranks())
+    state_bytes = max(
+        sum(layer.num_bytes for layer in config.state_layers_of(each))
+        for each in part.of_all_ranks()
+    )
     return Capacity(
         device=spec.device,
         dtype=spec.dtype,
@@ -149,11 +173,25 @@ def capacity_of(
         kv_memory_bytes=max(0, kv_memory_bytes) // part.size,
         kv_memory_most=max(0, kv_memory_most) // part.size,
         kv_dtype=kv_dtype,
-        max_multi_steps=MAX_MULTI_STEPS if is_native else 1,
+        max_multi_steps=MAX_MULTI_STEPS if is_native and spec.stage.is_whole else 1,
         ledger=ledger,
-        kv_groups=group_layers(config.kv_layers) if has_window_tables else None,
+        kv_groups=_groups_of_stages(config, spec.stage) if has_window_tables else None,
         no_sinks=_why_no_sinks(config) if has_sinks else _NO_KERNELS_FOR_SINKS,
-        state_bytes=sum(spec.num_bytes for spec in config.state_layers),
+        state_bytes=state_bytes,
+    )
+
+
+def _groups_of_stages(config: ModelConfig, stage: Stage) -> KVGroups:
+    """Return the groups of a model's layers, with a block as large as those of all stages are
+    together."""
+    groups = group_layers(config.kv_layers, stage.count)
+    if stage.is_whole or groups.num_groups == 1:
+        return groups
+    if len(config.kv_layers) != config.num_layers:  # layers of stages are not those that have KV
+        return one_table(len(config.kv_layers))
+    each = (Stage(i, stage.count).layers(config.num_layers) for i in range(stage.count))
+    return replace(
+        groups, layers_per_block=sum(groups.of_layers(own).layers_per_block for own in each)
     )
 
 

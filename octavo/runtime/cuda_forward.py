@@ -189,6 +189,10 @@ class CudaForward:
         sampled = SampledTokens(like(self._sampled.answers), like(self._sampled.logprobs))
         return StepBuffer(words, sampled, like(self.program.damaged), self._stream.mark())
 
+    @property
+    def feeds_tokens(self) -> bool:
+        return self.depth > 1
+
     def feeds(self, request: Request) -> bool:
         """Return whether a step may go on from a token that the host has not received yet."""
         return needs_host(request.params) is None

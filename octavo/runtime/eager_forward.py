@@ -88,6 +88,7 @@ class EagerForward:
     """Runs a model on the ops of a device, and samples from its logits there."""
 
     depth = 1
+    feeds_tokens = False
 
     def __init__(
         self,

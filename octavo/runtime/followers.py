@@ -1,13 +1,13 @@
-"""The processes of the followers of a tensor-parallel group, seen from the home rank.
+"""The processes of the followers of an engine, seen from the home rank.
 
-    followers = Followers(module, group, settings)   starts them: rank_process.py is what they run
+    followers = Followers(module, memory, settings)  starts them: rank_process.py is what they run
     capacities = followers.receive()                 a message of each, or how one of them ended
     followers.send(limits)
-    ...                                              steps, by messages of the group
+    ...                                              steps, by messages in the memory
     followers.close()
 
-A thread watches them. When one ends, it aborts the group at once, so that no rank waits for it, and
-ends the others. They all end with the home rank, whatever ends that (`end_with_parent`).
+A thread watches them. When one ends, it aborts all waiting at once, so that no rank waits for it,
+and ends the others. They all end with the home rank, whatever ends that (`end_with_parent`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from octavo.base.errors import ConfigError, EngineError, PeerEndedError
-from octavo.kernels.cpu.group import ShmGroup
+from octavo.runtime.rank_memory import RankMemory, descriptors
 from octavo.runtime.rank_process import JsonConnection, Message
 from octavo.system.child_process import environment_without_keys
 
@@ -42,15 +42,15 @@ class Followers:
 
     Args:
         module: its name, for import; see `rank_process`.
-        group: the home rank's end of the group. It stays open until the followers are closed.
+        memory: of all ranks. It stays open until the followers are closed.
         settings: for all of them; objects of JSON.
 
     Raises:
         ConfigError: the system refuses to start a process.
     """
 
-    def __init__(self, module: str, group: ShmGroup, settings: Message):
-        self._watch = _Watch(module, group, settings)
+    def __init__(self, module: str, memory: RankMemory, settings: Message):
+        self._watch = _Watch(module, memory, settings)
         self._close = weakref.finalize(self, self._watch.close)
 
     @property
@@ -92,25 +92,26 @@ class Followers:
         return messages
 
     def close(self) -> None:
-        """End the followers, and abort their group. May be repeated."""
+        """End the followers, and all waiting of ranks. May be repeated."""
         self._close()
 
 
 class _Follower:
     """The process of one rank."""
 
-    def __init__(self, module: str, group: ShmGroup, rank: int, settings: Message):
+    def __init__(self, module: str, memory: RankMemory, rank: int, settings: Message):
         self.rank = rank
         self.lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._line = b""  # the beginning of one
-        self._group_size = group.size
+        self._num_ranks = memory.num_ranks
+        ticket = memory.ticket(rank)
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as on_error:
             on_error.enter_context(ours)
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "octavo.runtime.rank_process", module]
-                + [str(n) for n in (group.fd, rank, group.size, theirs.fileno(), os.getpid())],
-                pass_fds=[group.fd, theirs.fileno()],
+                + [str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[*descriptors(ticket), theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -121,7 +122,7 @@ class _Follower:
         self.errors = self.process.stderr.fileno()
         os.set_blocking(self.errors, False)
         self.connection = JsonConnection(ours)
-        self.connection.send({"settings": settings, "is_crowded": group.is_crowded})
+        self.connection.send({"settings": settings, "ticket": ticket})
 
     def read_errors(self) -> bool:
         """Pass on what it wrote to its standard error; returns whether more can come."""
@@ -151,7 +152,7 @@ class _Follower:
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
         words = "\n".join(self.lines)
         return PeerEndedError(
-            f"rank {self.rank} of {self._group_size} ended with {how}"
+            f"rank {self.rank} of {self._num_ranks} ended with {how}"
             + (f"; its last words:\n{words}" if words else ", without a word")
         )
 
@@ -174,8 +175,8 @@ class _Watch:
     It is their parent in the sense of `end_with_parent`, which means a thread.
     """
 
-    def __init__(self, module: str, group: ShmGroup, settings: Message):
-        self._group = group
+    def __init__(self, module: str, memory: RankMemory, settings: Message):
+        self._memory = memory
         self.followers: list[_Follower] = []
         self.failure: Future[EngineError] = Future()
         self._woken_fd, self._wake_fd = os.pipe()
@@ -193,7 +194,7 @@ class _Watch:
             self.close()
             raise ConfigError(
                 f"the system starts no process for rank {len(self.followers) + 1} of "
-                f"{group.size}: {error}"
+                f"{memory.num_ranks}: {error}"
             ) from error
 
     def close(self) -> None:
@@ -203,8 +204,8 @@ class _Watch:
 
     def _run(self, module: str, settings: Message, started: Future[None]) -> None:
         try:
-            for rank in range(1, self._group.size):
-                self.followers.append(_Follower(module, self._group, rank, settings))
+            for rank in range(1, self._memory.num_ranks):
+                self.followers.append(_Follower(module, self._memory, rank, settings))
         except BaseException as error:
             started.set_exception(error)
         else:
@@ -226,7 +227,7 @@ class _Watch:
         while True:
             ready = {fd for fd, _ in poll.poll()}
             for fd in ready & ends.keys():
-                self._group.abort()
+                self._memory.abort()
                 self.failure.set_result(ends[fd].describe_end())
                 return
             if self._woken_fd in ready:
@@ -236,9 +237,9 @@ class _Watch:
                     poll.unregister(fd)
 
     def _end(self) -> None:
-        self._group.abort()
+        self._memory.abort()
         if not self.failure.done():
-            self.failure.set_result(EngineError("the followers of the group have been ended"))
+            self.failure.set_result(EngineError("the followers of the engine have been ended"))
         for follower in self.followers:
             follower.kill()
         for follower in self.followers:

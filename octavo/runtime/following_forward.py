@@ -15,8 +15,8 @@ import numpy as np
 
 from octavo.base.errors import StepAbortedError
 from octavo.kernels.cpu import abi
-from octavo.kernels.cpu.group import ShmGroup
 from octavo.runtime.native_forward import NativeForward
+from octavo.runtime.stage_links import StepMessages
 from octavo.runtime.step_words import (
     COPY,
     EXIT,
@@ -93,6 +93,10 @@ class FollowingForward(NativeForward):
         self._point_at_tables(rows, header.num_blocks)
         arguments.num_out, arguments.head_only = num_out, header.head_only
         arguments.num_multi_steps = header.num_multi_steps
+        self._compute(header)
+
+    def _compute(self, header: StepHeader) -> None:
+        """Compute the step that is written."""
         self._step(header.num_positions)
 
     def _check_sizes(self, header: StepHeader) -> None:
@@ -156,15 +160,15 @@ class Follower:
             raise BadMessage(f"blocks beyond the {most} that there are")
 
 
-def follow(group: ShmGroup, follower: Follower) -> None:
-    """Obey the messages of rank 0 until the group ends.
+def follow(messages: StepMessages, follower: Follower) -> None:
+    """Obey the messages of the home rank until there are no more.
 
     Raises:
         BadMessage: one of them cannot be obeyed. PeerEndedError: the group has ended.
     """
     while True:
-        with contextlib.suppress(StepAbortedError):  # rank 0 goes on, if anything does
-            follower.obey(group.receive())
+        with contextlib.suppress(StepAbortedError):  # the home rank goes on, if anything does
+            follower.obey(messages.receive())
 
 
 def _words(reader: Reader, count: int) -> array[int]:

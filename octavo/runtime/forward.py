@@ -164,6 +164,11 @@ class Forward(Protocol):
         """Number of passes that may be in flight: submitted, and their results not taken."""
         ...
 
+    @property
+    def feeds_tokens(self) -> bool:
+        """Whether a request may be in several of them, see ``core/executor.py``."""
+        ...
+
     def feeds(self, request: Request) -> bool:
         """Return whether a pass may go on from a token of this request that is still in flight;
         see ``core/executor.py``."""

@@ -1,8 +1,8 @@
-"""Refusal of tensor-parallel layouts that cannot be, before anything is started.
+"""Refusal of layouts of ranks that cannot be, before anything is started.
 
 Processors share a model by the scheme `gather` (``kernels/parts.py``): ranks are processes on one
-machine, with some of the query heads and of the cores each. Plans and the start of an engine ask
-here, each with what it knows.
+machine, with some of the query heads and of the cores each; in a pipeline, each stage of layers has
+so many of them. Plans and the start of an engine ask here, each with what it knows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class RankBounds:
 
     Args:
         model: its name, for errors.
-        num_heads: query heads of the layer that has the fewest; each rank computes one at least.
+        num_heads: of the layer that has the fewest; each rank computes one at least.
+        num_layers: each stage of a pipeline has one at least.
         num_cores: that ranks may use; each rank has one at least.
         free_bytes: of memory, for all ranks together.
         needed_bytes: that so many ranks need together, at least.
@@ -32,40 +33,61 @@ class RankBounds:
 
     model: str
     num_heads: int | None = None
+    num_layers: int | None = None
     num_cores: int | None = None
     free_bytes: float | None = None
     needed_bytes: Callable[[int], float] | None = None
     why_alone: str | None = None
 
-    def why_not(self, tp: int) -> str | None:
-        """Return why so many ranks cannot be; None if they can."""
-        if tp == 1:
-            return self._why_no_memory(tp)
+    def why_not(self, tp: int, pp: int = 1) -> str | None:
+        """Return why so many ranks in each of ``pp`` stages cannot be; None if they can."""
+        count = tp * pp
+        if count == 1:
+            return self._why_no_memory(count)
         if self.why_alone is not None:
             return self.why_alone
         if self.num_heads is not None and tp > self.num_heads:
-            return f"{tp} ranks cannot share its {self.num_heads} query heads, one each at least"
-        if self.num_cores is not None and tp > self.num_cores:
-            return f"{tp} ranks need a core each, and {self.num_cores} may be used"
-        return self._why_no_memory(tp)
+            return f"{tp} ranks cannot share its {self.num_heads} heads, one each at least"
+        if self.num_layers is not None and pp > self.num_layers:
+            return f"{pp} stages cannot have its {self.num_layers} layers, one each at least"
+        if self.num_cores is not None and count > self.num_cores:
+            what = f"{tp} ranks" if pp == 1 else f"{pp} stages of {tp} rank{'s' if tp > 1 else ''}"
+            return f"{what} need a core each, and {self.num_cores} may be used"
+        return self._why_no_memory(count)
 
-    def _why_no_memory(self, tp: int) -> str | None:
+    def _why_no_memory(self, count: int) -> str | None:
         if self.needed_bytes is None or self.free_bytes is None:
             return None
-        needed = self.needed_bytes(tp)
+        needed = self.needed_bytes(count)
         if needed <= self.free_bytes:
             return None
         return (
-            f"{tp} rank{'s' if tp > 1 else ''} need {needed / 2**30:.2f} GiB together, and "
+            f"{count} rank{'s' if count > 1 else ''} need {needed / 2**30:.2f} GiB together, and "
             f"{self.free_bytes / 2**30:.2f} GiB of memory are free"
         )
 
     def nearest(self, tp: int) -> int | None:
         """Return the number of ranks nearest to ``tp`` that can be: ``tp`` itself, or the most of
         fewer ones; None if there is none. More ranks never need less memory together."""
-        bounds = [each for each in (self.num_heads, self.num_cores) if each is not None]
-        most = 1 if self.why_alone is not None else max(1, min([tp, *bounds]))
-        return next((each for each in range(most, 0, -1) if self.why_not(each) is None), None)
+        layout = self.nearest_layout(tp, 1)
+        return None if layout is None else layout[0]
+
+    def nearest_layout(self, tp: int, pp: int) -> tuple[int, int] | None:
+        """Return the numbers of ranks and of stages that can be, and that are nearest: none is more
+        than ``tp`` and ``pp``, and together they are as many ranks as possible; of equal ones, with
+        the most stages."""
+        most_tp, most_pp = tp, pp
+        if self.num_heads is not None:
+            most_tp = min(tp, self.num_heads)
+        if self.num_layers is not None:
+            most_pp = min(pp, self.num_layers)
+        if self.why_alone is not None:
+            most_tp = most_pp = 1
+        if self.num_cores is not None:
+            most_tp, most_pp = (max(1, min(n, self.num_cores)) for n in (most_tp, most_pp))
+        layouts = ((t, p) for t in range(1, most_tp + 1) for p in range(1, most_pp + 1))
+        possible = [each for each in layouts if self.why_not(*each) is None]
+        return max(possible, key=lambda each: (each[0] * each[1], each[1]), default=None)
 
 
 def parse_ranks(text: str | int) -> int | str:
@@ -81,29 +103,42 @@ def parse_ranks(text: str | int) -> int | str:
     return number
 
 
-def check_ranks(tp: int, bounds: RankBounds) -> None:
-    """ConfigError if a model cannot be shared by ``tp`` ranks; it says why, and the nearest number
-    that can."""
-    why = bounds.why_not(tp)
+def check_ranks(tp: int, bounds: RankBounds, pp: int = 1) -> None:
+    """ConfigError if a model cannot be shared by ``tp`` ranks in each of ``pp`` stages; it says
+    why, and the nearest layout that can be."""
+    why = bounds.why_not(tp, pp)
     if why is None:
         return
-    nearest = bounds.nearest(tp)
-    remedy = "no other number can be either" if nearest is None else f"the nearest is {nearest}"
-    raise ConfigError(f"tensor_parallel_size={tp}: {bounds.model}: {why}; {remedy}")
+    nearest = bounds.nearest_layout(tp, pp)
+    if nearest is None:
+        remedy = "no other number can be either"
+    elif pp == 1:
+        remedy = f"the nearest is {nearest[0]}"
+    else:
+        remedy = f"the nearest is {_settings(*nearest)}"
+    asked = f"tensor_parallel_size={tp}" if pp == 1 else _settings(tp, pp)
+    raise ConfigError(f"{asked}: {bounds.model}: {why}; {remedy}")
 
 
-def resolve_ranks(asked: int | str, bounds: RankBounds, num_nodes: int) -> int:
+def _settings(tp: int, pp: int) -> str:
+    """Return the settings of a pipeline, as an error names them."""
+    stages = f"pipeline_parallel_size={pp}"
+    return stages if tp == 1 else f"tensor_parallel_size={tp}, {stages}"
+
+
+def resolve_ranks(asked: int | str, bounds: RankBounds, num_nodes: int, pp: int = 1) -> int:
     """Return the number of ranks for ``--tensor-parallel-size``: a number as it is, and for
-    ``auto`` the nearest to one a NUMA node.
+    ``auto`` the nearest to one a NUMA node that a stage has.
 
     Args:
         num_nodes: that have processors, see ``octavo.system.numa.auto_ranks``.
+        pp: stages.
 
     Raises:
         ConfigError: so many cannot be, or not even one.
     """
-    tp = asked if isinstance(asked, int) else (bounds.nearest(num_nodes) or 1)
-    check_ranks(tp, bounds)
+    tp = asked if isinstance(asked, int) else (bounds.nearest(max(1, num_nodes // pp)) or 1)
+    check_ranks(tp, bounds, pp)
     return tp
 
 

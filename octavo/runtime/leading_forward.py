@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from octavo.kernels.cpu.group import ShmGroup
 from octavo.kernels.cpu.program import Program
 from octavo.runtime.forward import KVBlocks
 from octavo.runtime.input_batch import BlockTables
 from octavo.runtime.native_forward import NativeForward
 from octavo.runtime.native_kv_cache import NativeCache
+from octavo.runtime.stage_links import StepMessages
 from octavo.runtime.step_words import (
     EXIT,
     HAS_PARENTS,
@@ -54,8 +54,8 @@ class RecordedTables(BlockTables):
 class LeadingCache:
     """The KV blocks of rank 0, whose copies and moves all ranks make."""
 
-    def __init__(self, blocks: KVBlocks, group: ShmGroup):
-        self._blocks, self._group = blocks, group
+    def __init__(self, blocks: KVBlocks, messages: StepMessages):
+        self._blocks, self._messages = blocks, messages
 
     @property
     def num_blocks(self) -> int:
@@ -67,14 +67,14 @@ class LeadingCache:
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
         copies = list(copies)
-        self._group.send(copy_words(copies))
+        self._messages.send(copy_words(copies))
         self._blocks.copy_blocks(copies)
 
     def wait(self) -> None:
         self._blocks.wait()
 
     def move(self, block_ids: Sequence[int], sources: Sequence[int], target: int) -> None:
-        self._group.send(move_words(block_ids, sources, target))
+        self._messages.send(move_words(block_ids, sources, target))
         self._blocks.move(block_ids, sources, target)
 
 
@@ -83,15 +83,25 @@ class LeadingForward(NativeForward):
 
     Args:
         number: of the program in messages: 0 is the model's.
+        messages: to the followers; None: those of the program's group, which are all there are.
     """
 
     _tables: RecordedTables
+    step_number = 0  # in a pipeline
 
-    def __init__(self, program: Program, kv_cache: NativeCache, *more: Any, number: int = 0):
+    def __init__(
+        self,
+        program: Program,
+        kv_cache: NativeCache,
+        *more: Any,
+        number: int = 0,
+        messages: StepMessages | None = None,
+    ):
         super().__init__(program, kv_cache, *more)
-        assert program.group is not None
-        self._group, self._number = program.group, number
-        self.kv_cache = LeadingCache(kv_cache, program.group)
+        to_group = program.group if messages is None else messages
+        assert to_group is not None
+        self._messages, self._number = to_group, number
+        self.kv_cache = LeadingCache(kv_cache, to_group)
         self._numbers = count(number + 1)
         self._needed = bytearray(-(-len(self._out_rows) // 4) * 4)
         self._needed_at = ctypes.addressof(ctypes.c_char.from_buffer(self._needed))
@@ -101,13 +111,13 @@ class LeadingForward(NativeForward):
 
     def exit_after(self, num_layers: int) -> LeadingForward:
         program = self._exit_program(num_layers)
-        self._group.send(array("i", [EXIT, num_layers]))
+        self._messages.send(array("i", [EXIT, num_layers]))
         return LeadingForward(
             program, self.cache, self.limits, self._share_prefixes, number=next(self._numbers)
         )
 
     def _step(self, num_positions: int) -> None:
-        self._group.send(self._message(num_positions))
+        self._messages.send(self._message(num_positions))
         self._tables.sent()
         super()._step(num_positions)
 
@@ -120,6 +130,7 @@ class LeadingForward(NativeForward):
         flags |= HAS_SINK_WINDOWS if sequences.sink_windows else 0
         flags |= HAS_STATES if self.cache.states is not None else 0
         header = StepHeader(
+            number=self.step_number,
             program=self._number,
             num_seqs=num_seqs,
             num_tokens=num_tokens,

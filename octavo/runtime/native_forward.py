@@ -43,6 +43,7 @@ class NativeForward:
     """Runs batches of one model by its step program, which samples their tokens too."""
 
     depth = 1
+    feeds_tokens = False
 
     def __init__(
         self,
@@ -143,11 +144,19 @@ class NativeForward:
             if most > 1:
                 return self._run_multi_step(batch, most, longest)
         sampling = SampledRows(batch, self._query_start, weighed)
+        self._write_step(sampling)
+        self._step(longest)
+        return self._output(sampling, num_tokens)
+
+    def _write_step(self, sampling: SampledRows) -> None:
+        """Write what is sampled in a single step."""
         self._write_sampling(sampling)
         self._arguments.num_multi_steps = 1
         asked = [request.params.logprobs for request in sampling.requests]
         self._arguments.logprobs = self._logprobs.ask(asked)
-        self._step(longest)
+
+    def _output(self, sampling: SampledRows, num_tokens: int) -> ForwardOutput:
+        """Return the output of the step of ``num_tokens`` rows that was run."""
         count = len(sampling.at)
         status, tokens = self._status[:count].tolist(), self._tokens[:count].tolist()
         rows = ForwardOutput(self._query_start, self._damaged(num_tokens))
@@ -241,16 +250,21 @@ class NativeForward:
 
     def _point_at_tables(self, rows: Sequence[int], num_blocks: int) -> None:
         """Have the step read these rows of the block tables, up to ``num_blocks`` entries."""
-        sequences, num_seqs = self._arguments.seqs, len(rows)
-        if num_seqs == 1:
-            sequences.table_stride = self._table_stride
-            sequences.group_stride = self._group_stride
-            sequences.block_table = self._table_address + rows[0] * self._table_stride * 4
-        else:
-            self._step_tables = np.ascontiguousarray(self._tables.array[:, rows, :num_blocks])
-            sequences.table_stride = num_blocks
-            sequences.group_stride = num_seqs * num_blocks
-            sequences.block_table = self._step_tables.ctypes.data
+        if len(rows) > 1:
+            self._point_at_copies(rows, num_blocks)
+            return
+        sequences = self._arguments.seqs
+        sequences.table_stride = self._table_stride
+        sequences.group_stride = self._group_stride
+        sequences.block_table = self._table_address + rows[0] * self._table_stride * 4
+
+    def _point_at_copies(self, rows: Sequence[int], num_blocks: int) -> None:
+        """Have the step read copies of these rows, side by side."""
+        sequences = self._arguments.seqs
+        self._step_tables = np.ascontiguousarray(self._tables.array[:, rows, :num_blocks])
+        sequences.table_stride = num_blocks
+        sequences.group_stride = len(rows) * num_blocks
+        sequences.block_table = self._step_tables.ctypes.data
 
     def _write_sink_window(self, index: int, of: StepSinkWindow | None, num_slots: int) -> int:
         """Write the sink window of a sequence; return the positions that rope tables must have."""

@@ -30,6 +30,7 @@ class NativeBlocks:
     time, which may be any group.
 
     Args:
+        own: the layers that this rank has, of ``num_layers``.
         layer_bytes: the size of a block in one layer.
         limits: no kernel reads the host blocks, which come after those of the pool.
         states: memory for the recurrent layers, if there are any.
@@ -38,6 +39,7 @@ class NativeBlocks:
     def __init__(
         self,
         num_layers: int,
+        own: range,
         block_size: int,
         layer_bytes: int,
         limits: RankLimits,
@@ -46,9 +48,11 @@ class NativeBlocks:
         assert block_size % KV_CHUNK == 0, block_size
         self.num_blocks = limits.num_blocks
         self.block_size = block_size
-        self.num_layers = num_layers
+        self.num_layers = len(own)
         self.states = states
         self._groups = limits.kv_groups or one_table(num_layers)
+        if len(own) < num_layers:
+            self._groups = self._groups.of_layers(own)
         self.block_bytes = self._groups.layers_per_block * layer_bytes
         data = lazy_zeros((self.num_blocks + limits.num_host_blocks) * self.block_bytes)
         self._data = data.reshape(-1, self._groups.layers_per_block, layer_bytes)
@@ -116,11 +120,12 @@ class NativeKVCache(NativeBlocks):
         kv_format: int,
         limits: RankLimits,
         states: StateMemory | None,
+        own: range,
     ):
         num_kv_heads, head_dim = layers[0].num_kv_heads, padded_head(layers[0].key_dim)
         chunk_bytes = library.check(library.lib.oct_kv_chunk_bytes(kv_format, head_dim))
         layer_bytes = num_kv_heads * (block_size // KV_CHUNK) * chunk_bytes
-        super().__init__(len(layers), block_size, layer_bytes, limits, states)
+        super().__init__(len(layers), own, block_size, layer_bytes, limits, states)
         self._library = library
         self._memory = abi.KvMemory(
             kv_format=kv_format,
@@ -171,12 +176,13 @@ class NativeLatentCache(NativeBlocks):
         kv_format: int,
         limits: RankLimits,
         states: StateMemory | None,
+        own: range,
     ):
         # The sizes of a token's latent vector and of its rotated key.
         rank, rope_dim = layers[0].key_dim, layers[0].value_dim
         row_bytes = library.check(library.lib.oct_latent_row_bytes(kv_format, rank, rope_dim))
         layer_bytes = block_size * row_bytes
-        super().__init__(len(layers), block_size, layer_bytes, limits, states)
+        super().__init__(len(layers), own, block_size, layer_bytes, limits, states)
         self._kv_format, self._width = kv_format, rank + rope_dim
         self._rows = self._data.reshape(*self._data.shape[:2], block_size, row_bytes)
 
@@ -205,10 +211,12 @@ def create_native_cache(
     kv_format: int,
     limits: RankLimits,
     states: StateMemory | None = None,
+    own: range | None = None,
 ) -> NativeCache:
     """Create the cache of layers whose KV has the same shape; it keeps ``states`` too.
 
-    ``kv_format``: OCT_KV_*.
+    ``kv_format``: OCT_KV_*. ``own``: those of the layers that this rank has; None: all.
     """
     cache = NativeLatentCache if layers[0].kind == "latent" else NativeKVCache
-    return cache(library, layers, block_size, kv_format, limits, states)
+    own = range(len(layers)) if own is None else own
+    return cache(library, layers, block_size, kv_format, limits, states, own)

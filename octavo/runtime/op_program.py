@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +21,17 @@ from octavo.kernels.division import Division
 from octavo.kernels.fused_ops import WeightRef, matrices_of
 from octavo.kernels.fuser import fuse
 from octavo.kernels.op_arguments import RopeArguments, RowNorm
-from octavo.kernels.parts import Part
+from octavo.kernels.parts import WHOLE_MODEL, Part, Stage
 from octavo.kernels.recorder import KVRef, RopeTable, StateRef, Tape, Value
+from octavo.kernels.stages import StageOps, stage_of
 from octavo.layers.module import Module, named_parameters
 
 if TYPE_CHECKING:
     from octavo.kernels.cpu.group import ShmGroup
     from octavo.models.registry import CausalLM
     from octavo.quantization.base import Weight
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")  # of the name of a parameter: see ``DecoderModel``
 
 
 class RecordedAttention:
@@ -113,16 +117,36 @@ class StepPlan:
         """Return the hidden states of ``depths`` as values. CannotFuse if one does not exist."""
         return {depth: fused_ops.residual_stream(self.ops, depth)[0] for depth in depths}
 
+    @property
+    def num_layers(self) -> int:
+        layers = map(self._layer_of, self.matrices())
+        return 1 + max((layer for layer in layers if layer is not None), default=-1)
+
+    def stage(self, stage: Stage, kept: Collection[Value] = ()) -> StageOps:
+        """Return the ops of one stage of a pipeline, whose last one ``kept`` values reach too.
+        CannotFuse if layers cannot be told apart."""
+        return stage_of(self.ops, stage, self.num_layers, self._layer_of, kept)
+
+    def _layer_of(self, matrix: WeightRef) -> int | None:
+        found = _LAYER.match(self.name_of(matrix))
+        return None if found is None else int(found[1])
+
     def matrices(self) -> Iterator[WeightRef]:
         """Yield the matrices of all fused ops in their order, with repetitions."""
         for op in self.ops:
             yield from matrices_of(op)
 
-    def rows_of(self, part: Part) -> dict[str, range]:
-        """Return the rows of each matrix that a rank reads."""
-        rows: dict[str, range] = {}
-        for matrix, read in Division(self.ops, part).matrices(self.ops):
-            known = rows.setdefault(self.name_of(matrix), read)
+    def rows_of(
+        self, part: Part, stage: Stage = WHOLE_MODEL, *, with_embedding: bool = False
+    ) -> dict[str, range]:
+        """Return the rows of each matrix that a rank reads: none of those of other stages, but for
+        an embedding that drafts are made with."""
+        rows = {self.name_of(matrix): range(0) for matrix in self.matrices()}
+        ops = list(self.ops if stage.is_whole else self.stage(stage).ops)
+        if with_embedding:
+            ops += [op for op in self.ops if isinstance(op, fused_ops.FusedEmbedding)]
+        for matrix, read in Division(ops, part).matrices(ops):
+            known = rows[self.name_of(matrix)] or read
             rows[self.name_of(matrix)] = range(
                 min(known.start, read.start), max(known.stop, read.stop)
             )
@@ -185,10 +209,10 @@ class NativeModel:
             for layer in layers
         )
 
-    def copied(self, part: Part, bind: Callable[[int, int], object]) -> NativeModel:
-        """Return the model with a copy of the packed weights that a rank reads, in memory that was
+    def copied(self, rows: Mapping[str, range], bind: Callable[[int, int], object]) -> NativeModel:
+        """Return the model with a copy of the packed ``rows`` of each weight, in memory that was
         passed to ``bind`` (address, bytes) before."""
-        return replace(self, packed=self.packed.copied(self.plan.rows_of(part), bind))
+        return replace(self, packed=self.packed.copied(rows, bind))
 
     def create_program(
         self,
@@ -198,11 +222,14 @@ class NativeModel:
         max_tokens: int,
         kept: Collection[Value] = (),
         group: ShmGroup | None = None,
+        ops: Sequence[fused_ops.FusedOp] | None = None,
     ) -> Program:
         """Create the program of a step on this model's weights; the values ``kept`` stay
-        readable after a step. Of a ``group``, it computes the part of its own rank."""
+        readable after a step. Of a ``group``, it computes the part of its own rank. ``ops``: of a
+        stage; None: of the whole model."""
 
         def struct(matrix: WeightRef) -> abi.Weight:
             return self.packed.struct(self.plan.name_of(matrix))
 
-        return Program(self.plan.ops, library, pool, kv, struct, max_tokens, kept, group=group)
+        ops = self.plan.ops if ops is None else ops
+        return Program(ops, library, pool, kv, struct, max_tokens, kept, group=group)

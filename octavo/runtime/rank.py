@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from octavo.models.checkpoint import Checkpoint
     from octavo.models.registry import CausalLM
     from octavo.runtime.followers import Followers
+    from octavo.runtime.remote_followers import RemoteFollowers
 
 Progress = Callable[[int, int], None]
 
@@ -62,7 +63,8 @@ class Rank:
         self.runner: ModelRunner | None = None
         self._depths: set[int] = set()
         self._ledger: MemoryLedger | None = None  # of a GPU, once the KV pool exists
-        self.followers: Followers | None = None  # processes of the other ranks of its group
+        # Processes of the other ranks.
+        self.followers: Followers | RemoteFollowers | None = None
 
     @classmethod
     def load(
@@ -217,7 +219,7 @@ class Rank:
 
     @property
     def feeds_tokens(self) -> bool:
-        return self.forward.depth > 1
+        return self.forward.feeds_tokens
 
     def feeds(self, request: Request) -> bool:
         return self.forward.feeds(request)

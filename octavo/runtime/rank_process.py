@@ -1,10 +1,11 @@
-"""The process of a follower, a rank other than 0 of a tensor-parallel group.
+"""The process of a follower, a rank other than 0 of an engine.
 
-    python -m octavo.runtime.rank_process MODULE GROUP RANK SIZE CONNECTION PARENT
+    python -m octavo.runtime.rank_process MODULE CONNECTION PARENT
 
-runs ``serve(group, settings, home)`` of a module: with its end of the group, what the home rank
-gives to `Followers`, and a connection to it for what is said before the first step. ``GROUP`` and
-``CONNECTION`` are inherited file descriptors, ``PARENT`` is the process that started this one.
+runs ``serve(membership, settings, home)`` of a module: with its access to the memory that ranks
+share, what the home rank gives to `Followers`, and a connection to it for what is said before the
+first step. ``CONNECTION`` is an inherited file descriptor, and the memory's descriptors, which are
+inherited too, come over it by their numbers. ``PARENT`` is the process that started this one.
 """
 
 from __future__ import annotations
@@ -18,13 +19,25 @@ import socket
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 from octavo.base.errors import OctavoError, PeerEndedError
 from octavo.system.child_process import end_with_parent
 from octavo.system.machine import without_blas_threads
 
 Message = dict[str, Any]
+
+
+class Connection(Protocol):
+    """A follower's connection to the home rank, for what is said before the first step."""
+
+    def send(self, message: Message) -> None:
+        """Send a message; it is dropped if the connection has ended, which `receive` tells."""
+        ...
+
+    def receive(self) -> Message | None:
+        """Wait for the next message; None if the connection has ended."""
+        ...
 
 
 class JsonConnection:
@@ -69,7 +82,7 @@ class JsonConnection:
 def main(arguments: Sequence[str]) -> int:
     """Run a follower to its end; returns the exit status."""
     module, *numbers = arguments
-    group_fd, rank, size, connection_fd, parent = map(int, numbers)
+    connection_fd, parent = map(int, numbers)
     end_with_parent()
     if os.getppid() != parent:  # it ended before
         return 1
@@ -80,10 +93,9 @@ def main(arguments: Sequence[str]) -> int:
     if start is None:
         return 1
     with without_blas_threads():
-        from octavo.kernels.cpu.group import ShmGroup  # which imports numpy
+        from octavo.runtime.rank_memory import Membership  # which imports numpy
     try:
-        group = ShmGroup.attach(group_fd, rank, size, is_crowded=start["is_crowded"])
-        import_module(module).serve(group, start["settings"], home)
+        import_module(module).serve(Membership.attach(start["ticket"]), start["settings"], home)
     except PeerEndedError:
         return 1  # another rank has said why
     except OctavoError as error:

@@ -1,6 +1,6 @@
-"""Messages from rank 0 of a tensor-parallel group to its followers: flat int32 words.
+"""Messages from the home rank of an engine to its followers: flat int32 words.
 
-A message is what a follower needs to do the same as rank 0 with its own weights and KV: the tokens
+A message is what a follower needs to do its part of a step with its own weights and KV: the tokens
 of a step, where their sequences are, and the entries of block tables that have changed. A follower
 knows no requests and no sampling. The same words serve ranks on one machine and on several::
 
@@ -32,13 +32,14 @@ SINK_WINDOW_WORDS = 6
 
 
 class BadMessage(Exception):
-    """Raised where a message cannot be one of rank 0; says what does not fit."""
+    """Raised where a message cannot be one of the home rank; says what does not fit."""
 
 
 class StepHeader(NamedTuple):
-    """The first words of a step's message, behind its kind. ``program``: 0 is the model's, others
-    are those of ``EXIT`` in their order."""
+    """The first words of a step's message, behind its kind. ``number``: of the step in a pipeline,
+    0 elsewhere. ``program``: 0 is the model's, others are those of ``EXIT`` in their order."""
 
+    number: int
     program: int
     num_seqs: int
     num_tokens: int

@@ -1,4 +1,4 @@
-"""Loading and work of a follower, a rank other than 0 of a tensor-parallel engine.
+"""Loading and work of a follower, a rank other than 0 of an engine.
 
 ``octavo.runtime.rank_process`` runs `serve` in a process of its own; ``rank_group.py`` is the other
 end of the connection.
@@ -9,20 +9,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from octavo.base.gc_pause import no_collections
-from octavo.kernels.cpu.group import ShmGroup
 from octavo.models.kv_groups import KVGroups
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.following_forward import Follower, FollowingForward, follow
-from octavo.runtime.rank_process import JsonConnection, Message
+from octavo.runtime.rank_memory import Membership
+from octavo.runtime.rank_process import Connection, Message
 from octavo.sources.open import notes_folder, open_source
-from octavo.system.machine import keep_openmp_patient
+from octavo.system.machine import keep_openmp_patient, memory
 from octavo.system.numa import RankPlace
 
 
-def serve(group: ShmGroup, settings: Message, home: JsonConnection) -> None:
-    """Load the model that rank 0 has loaded, start as it does, and obey until the group ends."""
+def serve(membership: Membership, settings: Message, home: Connection) -> None:
+    """Load the model that rank 0 has loaded, start as it does, and obey until the engine ends."""
     keep_openmp_patient()
-    place = RankPlace(**settings["places"][group.rank])
+    place = RankPlace(**settings["places"][membership.rank])
     place.pin()
     import octavo.runtime.rank  # noqa: F401  (imported while rank 0 reads and packs weights)
 
@@ -35,18 +35,19 @@ def serve(group: ShmGroup, settings: Message, home: JsonConnection) -> None:
             packed_folder=notes_folder(),
             threads=place.num_threads,
             numa_nodes=tuple(place.nodes),
-            group=group,
+            group=membership.group,
+            pipeline=membership.pipeline,
             **settings["spec"],
         )
         rank = open_source(path, settings["model_impl"]).load_rank(spec)
-        home.send({"loaded": rank.weights_bytes})
+        home.send({"loaded": rank.weights_bytes, "free_bytes": memory().available})
         if (start := home.receive()) is None:
             return
         rank.keep_hidden_states(start["depths"])
         rank.start(limits_of(start["limits"]))
     assert isinstance(rank.forward, FollowingForward)
     home.send({"started": True})
-    follow(group, Follower(rank.forward))
+    follow(membership.messages, Follower(rank.forward))
 
 
 def limits_of(fields: Message) -> RankLimits:

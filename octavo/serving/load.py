@@ -29,7 +29,7 @@ from octavo.settings.engine import (
 )
 from octavo.sources.open import notes_folder, open_source
 from octavo.speculation.drafter import Drafter, TargetModel
-from octavo.speculation.drafters import acceptance_of, open_drafter
+from octavo.speculation.drafters import acceptance_of, check_pipelined, open_drafter
 from octavo.system.machine import cpu, has_gpu_driver, keep_openmp_patient
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from octavo.offload.open_peers import TransferFiles
     from octavo.offload.peer_storage import PeerStorage
     from octavo.runtime.rank import Rank
+    from octavo.sources.source import ModelSource
 
 _log = logging.getLogger("octavo")
 
@@ -128,7 +129,7 @@ def _load_engine(
         _log.warning("%s: %s", source.path, note)
     phases.end("tokenizer")
     spec = _rank_spec(args, model_config, source.path, notes_folder())
-    ranks = _open_ranks(args, spec, model_config)
+    ranks = _open_ranks(args, spec, model_config, source)
     on_error.callback(ranks.close)
     spec = ranks.spec
     rank = source.load_rank(spec, progress)
@@ -163,6 +164,7 @@ def _load_engine(
         "block_size": config.cache.block_size,
         **_memory_info(capacity, config),
         **({} if spec.part.is_whole else {"tensor_parallel_size": spec.part.size}),
+        **({} if spec.stage.is_whole else {"pipeline_parallel_size": spec.stage.count}),
     }
     text_engine = TextEngine(engine, tokenizer, model_config.vocab_size, eos_token_ids, config.seed)
     return LoadedEngine(config, text_engine, model_config, info, phases.seconds, ranks, peers)
@@ -213,6 +215,7 @@ def _rank_spec(args: EngineArgs, model: ModelConfig, path: Path, packed_folder: 
         async_scheduling=args.async_scheduling,
         batch_invariant=args.batch_invariant,
         shared_prefix_decode=args.shared_prefix_decode,
+        has_drafts=args.speculation() is not None,
         max_num_seqs=default_num_seqs(args, device),
         max_model_len=args.asked_model_len,
         max_num_batched_tokens=default_step_tokens(
@@ -226,14 +229,26 @@ def _threads_of_replica(num_replicas: int) -> int | None:
     return max(1, cpu().usable_cores // num_replicas) if num_replicas > 1 else None
 
 
-def _open_ranks(args: EngineArgs, spec: RankSpec, model: ModelConfig) -> OneRank:
-    """Return the ranks of an engine: one, or those of a tensor-parallel group."""
-    asked = args.tensor_parallel_size
-    if asked == 1 or (asked == AUTO and spec.device != "cpu"):
+def _open_ranks(
+    args: EngineArgs, spec: RankSpec, model: ModelConfig, source: ModelSource
+) -> OneRank:
+    """Return the ranks of an engine: one, or those that share its layers, or have some each."""
+    asked, num_stages = args.tensor_parallel_size, args.pipeline_parallel_size
+    if asked == AUTO and spec.device != "cpu":
+        asked = 1
+    if asked == num_stages == 1:
         return OneRank(spec)
+    if num_stages > 1 and (speculation := args.speculation()) is not None:
+        check_pipelined(speculation)
+    if args.stage_command:
+        from octavo.serving.remote_stages import open_remote_stages
+
+        return open_remote_stages(
+            args.stage_command, args.stage_address, spec, model, args.model_impl
+        )
     from octavo.serving.rank_group import open_ranks
 
-    return open_ranks(asked, spec, model, args.model_impl)
+    return open_ranks(asked, num_stages, spec, model, args.model_impl, source.weights_bytes)
 
 
 def _memory_info(capacity: Capacity, config: EngineConfig) -> dict[str, Any]:
@@ -270,15 +285,18 @@ def _open_store(
     cache = config.cache
     if cache.offload is None:
         return None, None
-    if cache.offload.is_transferred and not spec.part.is_whole:
+    if cache.offload.is_transferred and spec.num_ranks > 1:
         raise ConfigError(
-            f"prefill_replicas: a replica would pass on the KV of one of its {spec.part.size} "
-            "ranks alone; set tensor_parallel_size to 1"
+            "prefill_replicas: a replica would pass on the KV of one of its "
+            f"{spec.num_ranks} ranks alone; leave tensor_parallel_size and "
+            "pipeline_parallel_size at 1"
         )
-    if cache.offload.folder is not None and not spec.part.is_whole:
+    if cache.offload.folder is not None and spec.num_ranks > 1:
+        setting = "pipeline" if spec.part.is_whole else "tensor"
         raise ConfigError(
             f"kv_offload to {cache.offload.folder}: its files would have the KV of one of "
-            f"{spec.part.size} ranks; give a size of host memory alone, or tensor_parallel_size=1"
+            f"{spec.num_ranks} ranks; give a size of host memory alone, or "
+            f"{setting}_parallel_size=1"
         )
     from octavo.offload.kv_identity import identity_of
     from octavo.offload.open_store import open_store

@@ -1,4 +1,4 @@
-"""The ranks of a tensor-parallel engine, seen from rank 0, which is the engine's own process."""
+"""The ranks of an engine that has several, seen from rank 0, which is the engine's own process."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.base.errors import ConfigError, PeerEndedError
-from octavo.kernels.cpu.group import ShmGroup
 from octavo.kernels.cpu.library import usable_threads
 from octavo.runtime.backends import why_not_native
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.followers import Followers
 from octavo.runtime.layout import RankBounds, resolve_ranks, why_one_rank
+from octavo.runtime.rank_memory import RankMemory
+from octavo.runtime.rank_process import Message
 from octavo.serving.one_rank import OneRank
 from octavo.system import numa
+from octavo.system.machine import usable_memory_bytes
 
 if TYPE_CHECKING:
     from octavo.models.config import ModelConfig
@@ -26,12 +28,36 @@ _log = logging.getLogger("octavo")
 
 _FOLLOWER = "octavo.serving.follower"
 
+# Memory of a follower beside the model, as it is measured: Python, its modules, and the kernels.
+_PROCESS_BYTES = 30 << 20
+
 # What followers are told in another way, or have themselves.
-_NOT_SENT = ("path", "packed_folder", "pool", "group", "threads", "numa_nodes")
+_NOT_SENT = ("path", "packed_folder", "pool", "group", "pipeline", "threads", "numa_nodes")
 
 
-def open_ranks(asked: int | str, spec: RankSpec, model: ModelConfig, model_impl: str) -> OneRank:
-    """Return the ranks of an engine for ``tensor_parallel_size``, started but for rank 0.
+def sent_settings(spec: RankSpec, model_impl: str) -> Message:
+    """Return what followers need to load the model that rank 0 loads."""
+    sent = {
+        field.name: getattr(spec, field.name)
+        for field in dataclasses.fields(RankSpec)
+        if field.name not in _NOT_SENT
+    }
+    return {"path": str(Path(spec.path).resolve()), "model_impl": model_impl, "spec": sent}
+
+
+def open_ranks(
+    asked: int | str,
+    num_stages: int,
+    spec: RankSpec,
+    model: ModelConfig,
+    model_impl: str,
+    weights_bytes: Callable[[], int],
+) -> OneRank:
+    """Return the ranks of an engine for ``tensor_parallel_size`` and ``pipeline_parallel_size``,
+    started but for rank 0.
+
+    Args:
+        weights_bytes: as of a ``ModelSource``.
 
     Raises:
         ConfigError: so many cannot be, or a process cannot be started.
@@ -41,17 +67,22 @@ def open_ranks(asked: int | str, spec: RankSpec, model: ModelConfig, model_impl:
         kernels = "native" if why_not_native(spec, model) is None else "reference"
     bounds = RankBounds(
         model=model.name,
-        num_heads=model.num_heads,
+        num_heads=model.fewest_heads,
+        num_layers=model.num_layers,
         # Who gives more threads wants more; replicas may be more than there are cores.
         num_cores=max(spec.threads or 0, usable_threads()),
+        free_bytes=usable_memory_bytes() * spec.memory_share,
+        needed_bytes=lambda count: weights_bytes() + (count - 1) * _PROCESS_BYTES,
         why_alone=why_one_rank(kernels, spec.device),
     )
     nodes = numa.nodes()
-    size = resolve_ranks(asked, bounds, numa.auto_ranks(nodes))
-    if size == 1:
+    size = resolve_ranks(asked, bounds, numa.auto_ranks(nodes), num_stages)
+    num_ranks = size * num_stages
+    if num_ranks == 1:
         return OneRank(spec)
-    num_threads = None if spec.threads is None else max(spec.threads, size)
-    return RankGroup(numa.places(size, nodes, num_threads), spec, model_impl)
+    num_threads = None if spec.threads is None else max(spec.threads, num_ranks)
+    places = numa.places(num_ranks, nodes, num_threads)
+    return RankGroup(places, size, num_stages, spec, model_impl)
 
 
 class RankGroup(OneRank):
@@ -59,40 +90,55 @@ class RankGroup(OneRank):
 
     Args:
         places: of all ranks. This process is pinned to that of rank 0, if there are several nodes.
+        size: ranks of each stage.
+        num_stages: see ``RankMemory`` for the order of ranks.
     """
 
-    def __init__(self, places: Sequence[numa.RankPlace], spec: RankSpec, model_impl: str):
+    def __init__(
+        self,
+        places: Sequence[numa.RankPlace],
+        size: int,
+        num_stages: int,
+        spec: RankSpec,
+        model_impl: str,
+    ):
         num_threads = sum(place.num_threads for place in places)
         num_cores = usable_threads() * spec.memory_share  # other replicas have the rest
         if is_crowded := num_threads > num_cores:
             _log.warning(
                 "%d ranks have %d threads for %.3g cores, so they wait for each other: lower "
-                "tensor_parallel_size, or threads",
+                "%s, or threads",
                 *(len(places), num_threads, num_cores),
+                "tensor_parallel_size" if num_stages == 1 else "pipeline_parallel_size",
             )
-        group = ShmGroup.create(len(places), is_crowded=is_crowded)
+        memory = RankMemory(size, num_stages, is_crowded=is_crowded)
+        membership = memory.home
         own = places[0]
         super().__init__(
-            dataclasses.replace(spec, threads=own.num_threads, numa_nodes=own.nodes, group=group)
+            dataclasses.replace(
+                spec,
+                threads=own.num_threads,
+                numa_nodes=own.nodes,
+                group=membership.group,
+                pipeline=membership.pipeline,
+            )
         )
-        sent = {
-            field.name: getattr(spec, field.name)
-            for field in dataclasses.fields(RankSpec)
-            if field.name not in _NOT_SENT
-        }
         settings = {
-            "path": str(Path(spec.path).resolve()),
-            "model_impl": model_impl,
-            "spec": sent,
+            **sent_settings(spec, model_impl),
             "places": [dataclasses.asdict(place) for place in places],
         }
-        self._followers = Followers(_FOLLOWER, group, settings)
+        self._followers = Followers(_FOLLOWER, memory, settings)
         own.pin()
+
+    @property
+    def _setting(self) -> str:
+        """The setting that errors name."""
+        return "tensor_parallel_size" if self.spec.stage.is_whole else "pipeline_parallel_size"
 
     def load(self, rank: Rank) -> None:
         """Have the others load. ConfigError if rank 0 runs on kernels that cannot be shared."""
         if reason := why_one_rank(rank.kernels, self.spec.device):
-            raise ConfigError(f"tensor_parallel_size: {reason}")
+            raise ConfigError(f"{self._setting}: {reason}")
         self._followers.send({"load": True})
 
     def start(self, rank: Rank, limits: RankLimits) -> None:
@@ -113,7 +159,7 @@ class RankGroup(OneRank):
         try:
             self._followers.receive()
         except PeerEndedError as error:
-            raise ConfigError(f"tensor_parallel_size: {error}") from error
+            raise ConfigError(f"{self._setting}: {error}") from error
 
     def when_one_ends(self, callback: Callable[[PeerEndedError], object]) -> None:
         self._followers.when_one_ends(callback)

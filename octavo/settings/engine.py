@@ -22,6 +22,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
 from octavo.core.sink_window import DEFAULT_SINKS, SinkWindowRules
 from octavo.core.state_slots import least_slots, slots_per_request
+from octavo.links.ticket import parse_address
 from octavo.models.kv_groups import KVGroups
 from octavo.runtime.capacity import Capacity
 from octavo.runtime.layout import AUTO, parse_ranks
@@ -187,7 +188,23 @@ class EngineArgs:
     tensor_parallel_size: int | str = option(
         1, "ranks that share each layer; auto is one for each NUMA node on a CPU, and 1 on a GPU"
     )
-    pipeline_parallel_size: int = option(1, "devices that share the layers")
+    pipeline_parallel_size: int = option(
+        1,
+        "stages that have some of the layers each, one after the other: processes of CPUs, each "
+        "with tensor_parallel_size ranks",
+        least=1,
+    )
+    stage_command: tuple[str, ...] = option(
+        (),
+        "command that reaches python on another machine, such as 'ssh node-2 "
+        "/opt/octavo/bin/python': a stage of the pipeline is run there; once for each stage but "
+        "the last one, in their order",
+    )
+    stage_address: str | None = option(
+        None,
+        "address of this machine that these stages connect to, HOST or HOST:PORT; default: "
+        "loopback, which no other machine reaches",
+    )
     data_parallel_size: int = option(
         1,
         "replicas: whole copies of the engine on this machine, each with its part of the cores and "
@@ -267,6 +284,7 @@ class EngineArgs:
         self._check_roles()
         self.speculation()  # raises if it is wrong
         self._check_sink_windows()
+        self._check_stages()
         self._refuse_unsupported()
 
     @property
@@ -317,12 +335,40 @@ class EngineArgs:
             if is_there:
                 raise ConfigError(f"{asked} and {other} do not go together: leave out one of them")
 
+    def _check_stages(self) -> None:
+        """Raise ConfigError for stages on other machines that do not fit the other settings."""
+        # From JSON, it is a list.
+        commands = tuple(self.stage_command)
+        object.__setattr__(self, "stage_command", commands)
+        if not commands:
+            if self.stage_address is not None:
+                raise ConfigError(
+                    "stage_address is where stages on other machines connect to, and "
+                    "stage_command names none"
+                )
+            return
+        parse_address(self.stage_address or "localhost")
+        if self.pipeline_parallel_size != len(commands) + 1:
+            raise ConfigError(
+                f"stage_command names the machines of {len(commands)} stages, and the last one is "
+                f"here: pipeline_parallel_size must be {len(commands) + 1}, not "
+                f"{self.pipeline_parallel_size}"
+            )
+        if self.tensor_parallel_size != 1:
+            raise ConfigError(
+                f"tensor_parallel_size={self.tensor_parallel_size}: the ranks that share a layer "
+                "meet four times in it, which takes them longer over a network than the layer "
+                "itself: leave it at 1, and give more stages, or more threads to each"
+            )
+        if self.data_parallel_size > 1:
+            raise ConfigError(
+                f"data_parallel_size={self.data_parallel_size}: replicas would share the machines "
+                "of stage_command; leave it at 1, and start a server for each"
+            )
+
     def _refuse_unsupported(self) -> None:
         """Raise ConfigError for a setting that would have no effect; none is ignored."""
-        for name, only in (
-            ("pipeline_parallel_size", 1),
-            ("enable_expert_parallel", False),
-        ):
+        for name, only in (("enable_expert_parallel", False),):
             if getattr(self, name) != only:
                 raise ConfigError(
                     f"{name}={getattr(self, name)!r} is not supported in this version of octavo: "
@@ -349,6 +395,11 @@ class EngineArgs:
             raise ConfigError(
                 f"{asked} and tensor_parallel_size={self.tensor_parallel_size} do not go together: "
                 "each rank has a part of the KV, and one would pass on its own alone; leave it at 1"
+            )
+        if self.pipeline_parallel_size > 1:
+            raise ConfigError(
+                f"{asked} and pipeline_parallel_size={self.pipeline_parallel_size} do not go "
+                "together: each stage has a part of the KV; leave it at 1"
             )
         self.kv_buffer_bytes  # noqa: B018 - checks it
 

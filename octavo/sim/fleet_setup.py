@@ -20,6 +20,7 @@ from octavo.cost.measured_steps import MeasuredSteps, calibrated
 from octavo.cost.memory import MemoryPlan, memory
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.parallel import Parallel
+from octavo.cost.pipeline import Pipeline
 from octavo.cost.precision import Precision, precision_of
 from octavo.cost.rank import rank_model
 from octavo.cost.step_cost import StepModel
@@ -68,8 +69,7 @@ def simulated_fleet(
     if measured is not None:
         cost = batch_costs(steps, config.cache.block_size).value
     fleet = FleetSpec(
-        # The stages of a pipeline work on a batch each.
-        ReplicaSpec(config, cost, depth=placement.parallel.pp),
+        _replica(placement, config, cost, is_eager=is_eager),
         placement.replicas * placement.parallel.dp,
         settings.router,
         settings.outages,
@@ -86,7 +86,8 @@ def simulated_fleet(
 
 
 def _place(spec: ModelSpec, settings: FleetSettings, engine: Mapping[str, Any]) -> _Placement:
-    device, count = ranks_of(*find_device(settings.hardware), settings.tp)
+    ranks = (settings.tp or 1) * settings.pp * settings.dp
+    device, count = ranks_of(*find_device(settings.hardware), ranks)
     parallel, replicas = spread_over_devices(
         count,
         tp=settings.tp,
@@ -133,7 +134,8 @@ def _engine_config(placement: _Placement, engine: Mapping[str, Any]) -> EngineCo
         kv_bytes_per_token=int(held.kv_bytes_per_token),
         kv_memory_bytes=max(0, held.kv_bytes),
         kv_dtype=placement.precision.kv.name,
-        max_multi_steps=MAX_MULTI_STEPS if is_ours and on_cpu else 1,
+        # Tokens of a pipeline come back to its first stage only after a step.
+        max_multi_steps=MAX_MULTI_STEPS if is_ours and on_cpu and placement.parallel.pp == 1 else 1,
     )
     return resolve(args, capacity)
 
@@ -154,6 +156,25 @@ def _engine_settings(placement: _Placement, engine: Mapping[str, Any]) -> dict[s
     if settings.get("enable_chunked_prefill", True):
         settings["max_num_batched_tokens"] = held.limits.max_num_batched_tokens
     return settings
+
+
+def _replica(
+    placement: _Placement, config: EngineConfig, cost: BatchCost, *, is_eager: bool
+) -> ReplicaSpec:
+    if placement.parallel.pp == 1:
+        return ReplicaSpec(config, cost)
+    pipeline = Pipeline.of(
+        placement.spec,
+        placement.precision,
+        placement.parallel,
+        placement.device,
+        placement.profile.name,
+        eager=is_eager,
+    )
+    # Stages work on a batch each.
+    return ReplicaSpec(
+        config, pipeline.seconds, depth=placement.parallel.pp, stage_cost=pipeline.times
+    )
 
 
 def _step_model(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from octavo.assembly.engine import build_engine
 from octavo.base.errors import ConfigError, EngineError, RequestError
@@ -15,16 +15,19 @@ from octavo.core.disaggregation import Role
 from octavo.core.drafting import DraftProposer
 from octavo.core.engine import Engine, EngineStep
 from octavo.core.request import Request
-from octavo.executor.simulated import SimulatedExecutor
+from octavo.cost.pipeline import StageTimes
+from octavo.executor.simulated import SimulatedExecutor, StageSpan
 from octavo.settings.engine import EngineConfig
 from octavo.settings.speculation import SpeculativeConfig
 from octavo.sim.agenda import Agenda
 from octavo.sim.arrived_kv import ArrivedKV
-from octavo.sim.costs import BatchCost
+from octavo.sim.costs import BatchCost, BatchStageCost
 from octavo.speculation.synthetic import SyntheticProposer
 
 if TYPE_CHECKING:
     from octavo.runtime.acceptance import SyntheticAcceptance
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,8 @@ class ReplicaSpec:
     Args:
         config: of its engine, as of a real one; ``config.cache.num_blocks`` is the KV pool.
         cost: seconds of a step.
-        depth, feeds_tokens, host_seconds: how steps overlap; see ``SimulatedExecutor``.
+        depth, feeds_tokens, host_seconds, stage_cost: how steps overlap; see
+            ``SimulatedExecutor``.
     """
 
     config: EngineConfig
@@ -42,6 +46,7 @@ class ReplicaSpec:
     depth: int = 1
     feeds_tokens: bool = False
     host_seconds: float = 0.0
+    stage_cost: BatchStageCost | None = None
 
 
 @dataclass(slots=True)
@@ -64,12 +69,14 @@ class ReplicaTotals:
 
 
 class ReplicaStepTimes(NamedTuple):
-    """A step of a replica, with the moments at which it began and ended."""
+    """A step of a replica, with the moments at which it began and ended; of a pipeline, also those
+    at which each stage computed it."""
 
     replica: str
     begun: float
     ended: float
     step: EngineStep
+    stages: tuple[StageSpan, ...] = ()
 
 
 class ReplicaListener(Protocol):
@@ -120,11 +127,12 @@ class Replica:
     def _start_engine(self) -> None:
         spec, speculation = self.spec, self.spec.config.speculation
         self._clock = VirtualClock()
-        self._cost = _CheckedCost(spec.cost)
+        self._cost = _CheckedCost(spec.cost, spec.stage_cost)
         self._inbox: list[Callable[[], object]] = []
-        self._begun: deque[float] = deque()  # of the steps in flight
+        # Of the steps in flight: when each was begun, by the engine and by each stage.
+        self._begun: deque[tuple[float, tuple[StageSpan, ...]]] = deque()
         self._awaits_step = False
-        executor = SimulatedExecutor(
+        self._executor = executor = SimulatedExecutor(
             self._cost,
             self._clock,
             spec.config.cache.num_blocks,
@@ -132,6 +140,7 @@ class Replica:
             spec.depth,
             feeds_tokens=spec.feeds_tokens,
             host_seconds=spec.host_seconds,
+            stage_cost=None if spec.stage_cost is None else self._cost.of_stages,
             accept=None if speculation is None else acceptance(speculation).path,
         )
         proposer = None if speculation is None else draft_proposer(speculation)
@@ -176,7 +185,7 @@ class Replica:
             if not self.engine.begin_step():
                 break
             self._cost.check()
-            self._begun.append(begun)
+            self._begun.append((begun, self._executor.last_stages))
         engine, ends = self.engine, self.engine.next_result_at
         if ends is not None:
             self._awaits_step = True
@@ -225,13 +234,13 @@ class Replica:
             return  # the engine has failed meanwhile
         step, now = engine.finish_step(), self._agenda.now
         self._awaits_step = False
-        begun, totals = self._begun.popleft(), self._totals
+        (begun, stages), totals = self._begun.popleft(), self._totals
         totals.num_steps += 1
         totals.tokens_computed += step.stats.num_tokens
         totals.busy_s += now - max(begun, totals.last_step_s)
         totals.last_step_s = now
         if self._watch is not None:
-            self._watch(ReplicaStepTimes(self.name, begun, now, step))
+            self._watch(ReplicaStepTimes(self.name, begun, now, step, stages))
         self._deliver(step, now)
         commands, self._inbox = self._inbox, []
         for command in commands:
@@ -258,13 +267,20 @@ class _CheckedCost:
     """The cost of steps, whose errors are kept: raised within the engine, they would be blamed on
     the requests of the step, which would fail one after the other."""
 
-    def __init__(self, cost: BatchCost):
-        self._cost = cost
+    def __init__(self, cost: BatchCost, stage_cost: BatchStageCost | None = None):
+        self._cost, self._stage_cost = cost, stage_cost
         self._error: Exception | None = None
 
     def __call__(self, batch: Batch) -> float:
+        return self._kept(self._cost, batch)
+
+    def of_stages(self, batch: Batch) -> StageTimes:
+        assert self._stage_cost is not None
+        return self._kept(self._stage_cost, batch)
+
+    def _kept(self, cost: Callable[[Batch], T], batch: Batch) -> T:
         try:
-            return self._cost(batch)
+            return cost(batch)
         except Exception as error:
             self._error = error
             raise

@@ -17,6 +17,7 @@ from octavo.measure.slo import RequestSlo
 from octavo.measure.statistics import percentile
 from octavo.sim.replica import ReplicaTotals
 from octavo.sim.simulation import SimulationResult
+from octavo.sim.stage_timeline import StageTimeline
 from octavo.sim.tenant_report import tenants, tenants_text
 from octavo.sim.timeline import Timeline, series_csv, trace_json
 from octavo.workload.settings import LoadSettings
@@ -30,26 +31,33 @@ _PERCENTS = (90.0, 99.0)  # as `octavo bench serve` tells by default
 class SimulationReport:
     """A result, in the form of `octavo bench serve`.
 
-    ``setting``: what was simulated, as JSON: hardware, replicas, limits.
+    Args:
+        setting: what was simulated, as JSON: hardware, replicas, limits.
+        stages: of pipelines; None where there is none.
     """
 
     result: SimulationResult
     report: LoadReport
     summary: ServeSummary
     setting: Mapping[str, Any] = field(default_factory=dict)
+    stages: StageTimeline | None = None
 
     def as_json(self, *, is_detailed: bool = False) -> dict[str, Any]:
         """Return the keys of ``bench serve --json``, ``"simulated": true``, and "simulation"."""
         document = to_json(self.report, self.summary, is_detailed=is_detailed)
         document["simulated"] = True
-        document["simulation"] = {**self.setting, **_simulation_json(self.result)}
+        document["simulation"] = {
+            **self.setting,
+            **_simulation_json(self.result),
+            "pipeline": None if self.stages is None else self.stages.as_json(),
+        }
         return document
 
     def as_text(self) -> str:
         shown = ("ttft", "tpot", "itl", "e2el")
-        text = to_text(self.report, self.summary, shown) + tenants_text(tenants(self.result))
-        roles = roles_text(self.result)
-        return text + ("\n" + roles if roles else "")
+        said = to_text(self.report, self.summary, shown) + tenants_text(tenants(self.result))
+        stages = "" if self.stages is None else self.stages.as_text()
+        return "\n".join(filter(None, (said, roles_text(self.result), stages)))
 
     def write(self, folder: str | Path, timeline: Timeline) -> list[Path]:
         """Write result.json, series.csv and timeline.json, each whole or not at all; return their
@@ -77,6 +85,7 @@ def report_on(
     setting: Mapping[str, Any] | None = None,
     slo: RequestSlo | None = None,
     seed: int = 0,
+    stages: StageTimeline | None = None,
 ) -> SimulationReport:
     """Return the report on a simulation of requests that were sent as ``load`` says."""
     return SimulationReport(
@@ -96,6 +105,7 @@ def report_on(
             date=_BEGINNING,
         ),
         setting or {},
+        stages,
     )
 
 

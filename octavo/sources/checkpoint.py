@@ -60,6 +60,13 @@ class CheckpointSource:
         assert metadata is not None, "a checkpoint is a folder, or of GGUF"
         return load_gguf_tokenizer(metadata, self.path)
 
+    def weights_bytes(self) -> int:
+        from octavo.models.footprint import matrices, weight_types
+
+        config = self.config()
+        kept = matrices(config, weight_types(self.checkpoint, config))
+        return sum(matrix.num_bytes for matrix in kept)
+
     def load_rank(self, spec: RankSpec, progress: Progress | None = None) -> Rank:
         from octavo.runtime.rank import Rank
 

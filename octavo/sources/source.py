@@ -34,6 +34,11 @@ class ModelSource(Protocol):
 
     def tokenizer(self) -> Tokenizer: ...
 
+    def weights_bytes(self) -> int:
+        """Return the bytes of the weights that a step reads, as kernels have them in memory; a part
+        of the files may do to know it."""
+        ...
+
     def load_rank(self, spec: RankSpec, progress: Progress | None = None) -> Rank:
         """Return a rank that runs it. ConfigError if it does not fit ``spec``, or this machine."""
         ...

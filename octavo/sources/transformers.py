@@ -95,6 +95,9 @@ class TransformersSource:
 
         return load_folder_tokenizer(self.path)
 
+    def weights_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
+
     def load_rank(self, spec: RankSpec, progress: Progress | None = None) -> Rank:
         """Load the model; no progress is reported, since transformers reads weights in one call."""
         config = self.config()

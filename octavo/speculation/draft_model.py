@@ -43,7 +43,8 @@ class DraftModel:
         else:
             check_same_vocabulary(target.tokenizer, tokenizer, config.model)
         # It shares the target's thread pool: a second pool would spin beside it while it waits.
-        spec = replace(target.spec, path=source.path, pool=target.rank.pool, group=None)
+        pool = target.rank.pool
+        spec = replace(target.spec, path=source.path, pool=pool, group=None, pipeline=None)
         self._rank = source.load_rank(spec)
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from octavo.base.errors import ConfigError
 from octavo.core.drafting import DraftProposer
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.verification import Acceptance
@@ -70,6 +71,17 @@ def open_drafter(config: SpeculativeConfig, target: TargetModel) -> Drafter:
     if config.disable_by_batch_size is None:
         return drafter
     return LimitedDrafter(drafter, config.disable_by_batch_size)
+
+
+def check_pipelined(config: SpeculativeConfig) -> None:
+    """ConfigError if drafts of ``config.method`` cannot be made beside the last layers alone, as
+    the rank that samples has them in a pipeline."""
+    if config.method == "early_exit":
+        raise ConfigError(
+            f"speculative_config: method {config.method} runs the first layers by themselves, and "
+            "in a pipeline they are in another process: choose another method, or leave "
+            "pipeline_parallel_size at 1"
+        )
 
 
 def _open(config: SpeculativeConfig, target: TargetModel) -> Drafter:

@@ -198,7 +198,7 @@ def test_only_given_engine_flags_arrive(fake_llm, capsys) -> None:
         ("--prompt x --dtype int3", "--dtype"),
         ("--prompt x --block-size 0", "block_size"),
         ("--prompt x --kv-cache-memory much", "no size in bytes"),
-        ("--prompt x --pipeline-parallel-size 2", "not supported"),
+        ("--prompt x --pipeline-parallel-size 0", "at least 1"),
         ("--prompt x --tensor-parallel-size two", "at least 1, or auto, not 'two'"),
     ],
 )

@@ -343,3 +343,58 @@ def test_tables_of_ranks_that_share_memory(octavo):
     flags = ("--hardware", "xeon-spr:2", "--tp", 2, "--memory", "--roofline")
     status, out, _ = octavo("plan", "smollm2-135m", *flags)
     assert status == 0 and "KV of a token" in out and "15.0 KiB" in out
+
+
+# -- saved settings -------------------------------------------------------------------------------
+
+SAVED = (
+    "--hardware epyc-turin --tp 2 --concurrency 4 --isl 64 --osl 16 "
+    "--max-num-seqs 7 --max-model-len 256"
+)
+
+
+@pytest.mark.parametrize("name", ["server.yaml", "server.toml"])
+def test_a_server_reads_what_a_plan_has_saved(octavo, tiny_model, tmp_path, monkeypatch, name):
+    from octavo.cost.engine_profile import Limits
+    from octavo.planner import Traffic, plan
+    from octavo.planner.serve_settings import serve_settings
+    from octavo.settings.engine import EngineArgs
+
+    path = tmp_path / name
+    status, _, err = octavo("plan", tiny_model, *SAVED.split(), "--save", path)
+    assert status == 0 and f"written to {path}" in err
+    served = []
+    monkeypatch.setattr("octavo.server.run.serve", lambda *args: served.append(args) or 0)
+    assert octavo("serve", "--config", path)[0] == 0
+    ((args, settings, _),) = served
+    limits = Limits(max_num_seqs=7, max_model_len=256)
+    found = plan(str(tiny_model), "epyc-turin", Traffic(64, 16, concurrency=4), tp=2, limits=limits)
+    assert args == EngineArgs.from_kwargs(
+        **{each.name: each.value for each in serve_settings(found)}
+    )
+    assert args.tensor_parallel_size == 2 and args.max_num_seqs == 7
+
+
+def test_a_saved_file_gives_reasons(octavo, tiny_model, tmp_path):
+    path = tmp_path / "server.yaml"
+    octavo("plan", tiny_model, *SAVED.split(), "--save", path)
+    text = path.read_text()
+    assert text.startswith("# Settings for `octavo serve --config`")
+    assert "# 2 ranks share each layer\ntensor_parallel_size: 2\n" in text
+    octavo("plan", tiny_model, *SAVED.split(), "--save", path)
+    assert path.read_text() == text  # the same flags, the same bytes
+
+
+def test_what_is_not_saved(octavo, tmp_path):
+    path = tmp_path / "server.yaml"
+    status, _, err = octavo("plan", "llama-3.1-70b", "--hardware", "h100-sxm", "--save", path)
+    assert status == 2 and "is not written: the plan is not feasible" in err
+    status, _, err = octavo("plan", *SMALL, "--save", path)
+    assert status == 1 and "leave out --profile" in err
+    assert not path.exists()
+    status, _, err = octavo("plan", "llama-3.1-8b", "--save", tmp_path / "server.txt")
+    assert status == 1 and "written as .yaml or .toml" in err
+    folder = tmp_path / "file" / "server.yaml"
+    folder.parent.write_text("")
+    status, _, err = octavo("plan", "llama-3.1-8b", "--hardware", "h100-sxm", "--save", folder)
+    assert status == 1 and "cannot be written" in err

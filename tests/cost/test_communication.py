@@ -29,7 +29,7 @@ from octavo.cost.parallel import Parallel
 from octavo.cost.precision import precision_of
 from octavo.cost.rank import rank_model
 from octavo.cost.rank_model import Exchange
-from octavo.cost.work import Span, passes
+from octavo.cost.work import RowCounts, Span, passes
 
 LINK = Link(100.0, (0.5, 0.6, 0.8), latency_s=1.0)
 
@@ -223,6 +223,20 @@ def test_layouts_of_processors_that_cannot_be():
     assert link_between(device, Parallel(tp=8)).bandwidth == device.memory_bandwidth / 4
     with pytest.raises(ConfigError, match="16 ranks do not share the memory of one machine, but 8"):
         link_between(device, Parallel(tp=16))
-    for others in ({"pp": 2}, {"tp": 2, "ep": 2}):
-        with pytest.raises(ConfigError, match="choose tp, or copies"):
-            link_between(device, Parallel(**others))
+    with pytest.raises(ConfigError, match="16 ranks do not share.*choose tp x pp = 8"):
+        link_between(device, Parallel(tp=4, pp=4))
+    with pytest.raises(ConfigError, match="choose tp, pp, or copies"):
+        link_between(device, Parallel(tp=2, ep=2))
+
+
+def test_stages_on_processors_send_32_bit_floats():
+    """And those on GPUs activations, of 16 bits: the same rows, once between two stages."""
+    rows = RowCounts(7, 1, [0])
+    for name, width in (("xeon-spr", 4), ("h100-sxm", 2)):
+        device, _ = find_device(name)
+        parallel = Parallel(pp=3).on(device.kind)
+        spec = spec_of("llama-3.1-8b")
+        model = rank_model(spec, precision_of(spec), parallel)
+        (sent,) = transfers(model, rows, link_between(device, parallel))
+        assert (sent.name, sent.count) == ("stages.send", 2)
+        assert sent.num_bytes == 2 * 7 * spec.hidden_size * width

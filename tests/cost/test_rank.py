@@ -179,11 +179,14 @@ def test_either_scheme_has_about_the_same_weights(name):
     assert gather.weights_bytes == pytest.approx(added.weights_bytes, rel=0.05)
 
 
-def test_latents_and_states_are_on_every_rank():
-    for name in ("deepseek-v3", "bamba-9b"):
-        one, two = rank(name), rank(name, tp=2, scheme="gather")
-        states = [[op.state_bytes for op in each.attention] for each in (one, two)]
-        assert states[0] == states[1]
+def test_latents_are_on_every_rank_and_states_are_not():
+    """A rank has the inputs of the convolution of its heads and of all groups, and their states."""
     assert rank("deepseek-v3", tp=2, scheme="gather").kv_bytes_per_token == (
         rank("deepseek-v3").kv_bytes_per_token
     )
+    one, two = (
+        [op.state_bytes for op in rank("bamba-9b", tp=tp, scheme="gather").attention]
+        for tp in (1, 2)
+    )
+    of_groups = 4 * 3 * 2 * 128  # float32, positions kept, B and C
+    assert [2 * state - of_groups if state else 0 for state in two] == one

@@ -33,7 +33,7 @@ def test_devices_that_add_up_need_even_heads():
     with pytest.raises(ConfigError, match="it: its 9 heads cannot be shared out to tp = 2 devices"):
         shares(2).check("it", [9], [])
     shares(2, "gather").check("it", [9], [])
-    with pytest.raises(ConfigError, match="10 ranks cannot share its 9 query heads.*nearest is 9"):
+    with pytest.raises(ConfigError, match="10 ranks cannot share its 9 heads.*nearest is 9"):
         shares(10, "gather").check("it", [9, 12], [])
     with pytest.raises(ConfigError, match="nearest is 24"):
         shares(65_536, "gather").check("it", [], [24])
@@ -69,8 +69,10 @@ def test_projections_to_heads_are_cut_by_heads():
     assert key.of_rank(GATHER).outputs == 2 * 64
 
 
-def test_a_rank_scans_whole_states_and_has_whole_vectors():
-    assert shares(4, "gather").pieces(6) == 6 and shares(4).pieces(6) == 2
+def test_a_rank_scans_its_heads_and_has_whole_vectors():
+    assert shares(4, "gather").pieces(6) == shares(4).pieces(6) == 2
+    assert shares(2, "gather").channels(80) == 48 and shares(2).channels(80) == 40
+    assert shares(4, "gather").channels(50) == 50  # a tile for each there is not
     bias = WeightShape("mlp.up_proj.bias", "norm", 512)
     assert bias.of_rank(GATHER) == bias
 

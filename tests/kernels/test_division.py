@@ -12,8 +12,9 @@ from octavo.cost.communication import exchange_of
 from octavo.cost.spec_of_config import spec_of_config
 from octavo.kernels import fused_ops
 from octavo.kernels.division import Division
-from octavo.kernels.fused_ops import CannotFuse, FusedHead, FusedLinear
+from octavo.kernels.fused_ops import CannotFuse, FusedHead, FusedLinear, FusedRecurrence
 from octavo.kernels.parts import Part
+from octavo.kernels.recurrence_specs import DeltaSpec, ScanSpec
 from octavo.runtime.op_program import plan_step
 
 MODELS = {
@@ -68,6 +69,29 @@ def test_ranks_together_make_every_shared_column_once(ops, size):
                 assert [row for each in ranges for row in each] == list(segment_rows(segment))
             elif not divisions[0].is_shared(op.segments[0].out):
                 assert all(ranges), "a rank computes something, or all"
+
+
+@pytest.mark.parametrize("name", RECURRENCES)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_ranks_together_compute_every_column_of_recurrent_layers(name, size):
+    """Each column of a scan is of one rank; so are those of a norm, unless all compute it whole,
+    and channels, but for those that heads of several ranks read."""
+    ops = plan_step(make_hybrid(name)[0])[0].ops
+    divisions = [Division(ops, Part(rank, size)) for rank in range(size)]
+    for op in ops:
+        if not isinstance(op, FusedRecurrence):
+            continue
+        made = [
+            [column for columns in division.columns(op) for column in columns]
+            for division in divisions
+        ]
+        together = [column for each in made for column in each]
+        assert set(together) == set(range(op.out.width))
+        if isinstance(op.spec, ScanSpec | DeltaSpec):
+            assert together == list(range(op.out.width))
+            assert all(len(each) < op.out.width for each in made)
+        elif divisions[0].is_shared(op.out):
+            assert len(together) == op.out.width
 
 
 def segment_rows(segment):

@@ -23,6 +23,7 @@ from octavo.cost.communication import exchange_of
 from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import precision_of, weights_bytes
+from octavo.cost.shares import shares
 from octavo.cost.spec_hf import spec_from_hf
 from octavo.cost.weights import num_parameters, weights
 from octavo.kernels.division import Division
@@ -169,6 +170,26 @@ def test_ranks_exchange_what_is_planned(name, tp, folder_of):
     experts = [op for op in ops if isinstance(op, FusedExperts)]
     between = sum(division.is_divided(op.experts[0].gate.shape[0]) for op in experts)
     assert sum(map(division.meets, ops)) + between == exchange.meetings
+
+
+@pytest.mark.parametrize("name", tiny_hybrids.CASES)
+@pytest.mark.parametrize("tp", [1, 2, 3])
+def test_the_states_of_a_rank_are_planned(name, tp, folder_of):
+    """A plan counts the most of each part, which need not be of one rank."""
+    folder = folder_of(f"hybrid:{name}")
+    spec, config = open_spec(folder), open_checkpoint(folder).config()
+    ranks = [
+        sum(prod(shape) for layer in config.state_layers_of(part) for shape in layer.shapes)
+        for part in Part(size=tp).of_all_ranks()
+    ]
+    planned, whole = (
+        sum(mixer.state_values(said) for layer in spec.layers for mixer in layer.mixers)
+        for said in (shares(tp, "gather"), shares(1))
+    )
+    assert max(ranks) <= planned <= whole
+    if tp < 3:
+        assert max(ranks) == planned
+    assert (planned < whole) == (tp > 1)
 
 
 # Those that GGUF files can say, one of each architecture.

@@ -20,6 +20,7 @@ from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.state_slots import StateSlots
+from octavo.core.step_share import PipelineShare
 from octavo.models.kv_groups import KVGroups
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.rank import Rank
@@ -52,6 +53,7 @@ class Bench:
         num_places: int = 0,
         state_slots: int = 0,
         tp: int = 1,
+        pp: int = 1,
         activations: str = "auto",
         **limits: Any,
     ) -> Engine:
@@ -75,11 +77,11 @@ class Bench:
             num_host_blocks=num_places,
             num_state_slots=state_slots,
         )
-        if tp == 1:
+        if tp == pp == 1:
             rank = Rank.of_model(spec, self.model, self.config)
             rank.start(sizes)
         else:
-            rank = start_ranks(tp, spec, self.model, self.config, sizes)
+            rank = start_ranks(tp, spec, self.model, self.config, sizes, pp)
         windows = ONE_TABLE if groups is None else groups.windows
         host_cache = (
             HostKVCache(num_blocks, num_places, block_size, windows=windows) if num_places else None
@@ -88,12 +90,16 @@ class Bench:
         if prefix_caching:
             cache = RadixPrefixCache(block_size, windows, needs_states=state_slots > 0)
         if state_slots:
-            states = StateSlots(state_slots, block_size, cache, snapshot_tokens=32)
+            states = StateSlots(state_slots, block_size, cache, rank.depth, snapshot_tokens=32)
+        share = None
+        if rank.depth > 1 and not rank.feeds_tokens:
+            share = PipelineShare(rank.depth, scheduler_config.max_num_batched_tokens)
         scheduler = Scheduler(
-            replace(scheduler_config, runs_ahead=rank.feeds_tokens),
+            replace(scheduler_config, runs_ahead=rank.depth > 1),
             BlockManager(num_blocks, block_size, cache, windows, store=host_cache, states=states),
             StaticAdmission() if static else None,
             proposer,
+            share,
         )
         return Engine(scheduler, rank)
 

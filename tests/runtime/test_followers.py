@@ -18,6 +18,7 @@ from octavo.base.errors import ConfigError, EngineError, PeerEndedError
 from octavo.kernels.cpu import library
 from octavo.kernels.cpu.group import ShmGroup
 from octavo.runtime.followers import Followers
+from octavo.runtime.rank_memory import RankMemory
 from octavo.runtime.rank_process import JsonConnection
 from octavo.system.child_process import KEY_VARIABLE
 
@@ -40,11 +41,11 @@ def start():
     opened = []
 
     def begin(size: int, **settings) -> tuple[ShmGroup, Followers]:
-        group = ShmGroup.create(size, num_bytes=4 << 20, is_crowded=True)
-        opened.append(group)
-        followers = Followers("follower_double", group, settings)
+        memory = RankMemory(size, num_bytes=4 << 20, is_crowded=True)
+        opened.append(memory)
+        followers = Followers("follower_double", memory, settings)
         opened.append(followers)
-        return group, followers
+        return memory.home.messages, followers
 
     yield begin
     for each in reversed(opened):
@@ -111,12 +112,12 @@ def test_a_rank_that_does_not_come_up_is_named_with_its_last_words(start, capfd)
 
 def test_a_module_that_cannot_be_imported_is_told(start, monkeypatch):
     monkeypatch.delenv("PYTHONPATH")
-    group = ShmGroup.create(2, num_bytes=4 << 20)
-    with group:
-        followers = Followers("no_such_module", group, {})
-        with pytest.raises(PeerEndedError, match=r"rank 1 of 2 .*\n(.*\n)*.*No module named"):
-            followers.receive()
-        followers.close()
+    memory = RankMemory(2, num_bytes=4 << 20)
+    followers = Followers("no_such_module", memory, {})
+    with pytest.raises(PeerEndedError, match=r"rank 1 of 2 .*\n(.*\n)*.*No module named"):
+        followers.receive()
+    followers.close()
+    memory.close()
 
 
 def test_of_many_words_the_last_are_kept(start):
@@ -139,10 +140,11 @@ def test_one_that_returns_has_ended_too(start):
 
 def test_what_the_system_refuses_leaves_nothing(monkeypatch):
     before = set(os.listdir("/proc/self/fd"))
-    with ShmGroup.create(3, num_bytes=4 << 20) as group:
-        monkeypatch.setattr(sys, "executable", "/no/such/interpreter")
-        with pytest.raises(ConfigError, match="no process for rank 1 of 3: .*No such file"):
-            Followers("follower_double", group, {})
+    memory = RankMemory(3, num_bytes=4 << 20)
+    monkeypatch.setattr(sys, "executable", "/no/such/interpreter")
+    with pytest.raises(ConfigError, match="no process for rank 1 of 3: .*No such file"):
+        Followers("follower_double", memory, {})
+    memory.close()
     assert set(os.listdir("/proc/self/fd")) == before
 
 
@@ -188,11 +190,12 @@ def test_a_rank_that_is_killed_at_any_moment_ends_the_group(start, seed):
 HOME = """
 import sys, time
 from array import array
-from octavo.kernels.cpu.group import ShmGroup
 from octavo.runtime.followers import Followers
+from octavo.runtime.rank_memory import RankMemory
 
-group = ShmGroup.create(3, num_bytes=4 << 20)
-followers = Followers("follower_double", group, {"does": "steps"})
+memory = RankMemory(3, num_bytes=4 << 20)
+followers = Followers("follower_double", memory, {"does": "steps"})
+group = memory.home.messages
 followers.receive()
 for _ in range(10):
     group.send(array("i", [1]))

@@ -23,8 +23,8 @@ def bounds(**given) -> RankBounds:
 @pytest.mark.parametrize(
     ("tp", "given", "words"),
     [
-        (10, {"num_heads": 9, "num_cores": 64}, "share its 9 query heads.*; the nearest is 9"),
-        (10, {"num_heads": 9, "num_cores": 4}, "9 query heads.*; the nearest is 4"),
+        (10, {"num_heads": 9, "num_cores": 64}, "share its 9 heads.*; the nearest is 9"),
+        (10, {"num_heads": 9, "num_cores": 4}, "9 heads.*; the nearest is 4"),
         (4, {"num_heads": 9, "num_cores": 2}, "need a core each, and 2 may be used.*nearest is 2"),
         (2, {"why_alone": "this is a toaster"}, "this is a toaster; the nearest is 1"),
         (

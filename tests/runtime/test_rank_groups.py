@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ from faults import FaultyScheduler, every
 from fused_models import CONFIGS, LLAMA, random_model
 from hash_model import FunctionProposer
 from hybrid_models import RECURRENCES, make_hybrid
-from native_requests import make_requests
+from native_requests import make_requests, short_requests
 
 from octavo.core.batch import Draft
 from octavo.core.request import Request
@@ -99,22 +98,6 @@ def test_drafts_change_nothing(bench, run_all, is_tree):
 # -- families -------------------------------------------------------------------------------------
 
 
-def short_requests(vocab_size: int, count: int = 4, max_tokens: int = 8) -> list[Request]:
-    rng = random.Random(11)
-    return [
-        Request(
-            f"r{index}",
-            [rng.randrange(2, vocab_size) for _ in range(rng.randint(1, 30))],
-            SamplingParams(
-                max_tokens=max_tokens, temperature=index % 2, logprobs=2, ignore_eos=True
-            ),
-            0.0,
-            seed=index,
-        )
-        for index in range(count)
-    ]
-
-
 def check_alike(bench, run_all, sizes, **settings):
     settings = {"kernels": "native", "max_model_len": 64, **settings}
     expected, _ = run_all(bench.engine(**settings), short_requests(bench.config.vocab_size))
@@ -175,7 +158,7 @@ def test_types_of_kv(bench_of, run_all, kv):
 @pytest.mark.parametrize("name", RECURRENCES)
 def test_recurrent_layers(bench_of, run_all, name):
     bench = bench_of(*make_hybrid(name))
-    check_alike(bench, run_all, (2,), state_slots=12, num_blocks=12)
+    check_alike(bench, run_all, (2, 3, 4), state_slots=12, num_blocks=12)
 
 
 def test_floats_in_memory_are_packed_in_part():

@@ -35,9 +35,9 @@ def words(*numbers: int) -> np.ndarray:
 
 
 def test_a_reader_goes_from_the_beginning_to_the_end():
-    reader = Reader(words(STEP, *range(10), 0, 3, 2, 2, 7, 8))
+    reader = Reader(words(STEP, *range(11), 0, 3, 2, 2, 7, 8))
     assert reader.number("the kind of a message", STEP, EXIT) == STEP
-    assert reader.header() == StepHeader(*range(10))
+    assert reader.header() == StepHeader(*range(11))
     change = reader.change(1, 4, 4)
     assert (change.group, change.row, change.first, list(change.entries)) == (0, 3, 2, [7, 8])
     reader.end()

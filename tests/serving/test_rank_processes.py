@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import random
 import signal
 import subprocess
 import sys
@@ -17,7 +18,14 @@ import pytest
 
 from octavo import LLM, SamplingParams, cli
 from octavo.base.errors import ConfigError, EngineError
+from octavo.core.request import Request
 from octavo.kernels.cpu import library
+from octavo.serving import rank_group
+from octavo.serving.load import load_engine
+from octavo.settings.engine import EngineArgs
+from octavo.sim.agenda import Agenda
+from octavo.sim.replica import Replica, ReplicaSpec
+from octavo.sources.open import open_source
 from octavo.system import numa
 
 pytestmark = [
@@ -67,6 +75,18 @@ def test_answers_are_those_of_one_rank_and_nothing_is_left(tiny_model, alone):
     wait_until_gone(follower)
 
 
+@pytest.mark.parametrize(("tp", "pp"), [(1, 2), (2, 2)])
+def test_answers_of_a_pipeline_are_those_of_one_rank_and_nothing_is_left(tiny_model, alone, tp, pp):
+    layout = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp}
+    with LLM(str(tiny_model), **layout, **{**SETTINGS, "threads": tp * pp}) as llm:
+        followers = followers_of(os.getpid())
+        assert len(followers) == tp * pp - 1
+        assert answers(llm) == alone
+        assert answers(llm) == alone
+    for follower in followers:
+        wait_until_gone(follower)
+
+
 def test_the_end_of_a_follower_is_the_end_of_the_engine(tiny_model):
     with LLM(str(tiny_model), tensor_parallel_size=3, **{**SETTINGS, "threads": 3}) as llm:
         first, second = followers_of(os.getpid())
@@ -85,6 +105,30 @@ def test_a_layout_that_cannot_be_is_refused_before_anything_is_started(tiny_mode
         LLM(str(tiny_model), tensor_parallel_size=64, **SETTINGS)
     with pytest.raises(ConfigError, match="native CPU kernels"):
         LLM(str(tiny_model), tensor_parallel_size=2, kernels="reference")
+    with pytest.raises(ConfigError, match="native CPU kernels"):
+        LLM(str(tiny_model), pipeline_parallel_size=2, kernels="reference")
+    with pytest.raises(ConfigError, match="3 stages .* the nearest is pipeline_parallel_size=2$"):
+        LLM(str(tiny_model), pipeline_parallel_size=3, **{**SETTINGS, "threads": 4})
+    with pytest.raises(ConfigError, match="nearest is tensor_parallel_size=2, pipeline_.*=2$"):
+        LLM(
+            str(tiny_model),
+            tensor_parallel_size=2,
+            pipeline_parallel_size=3,
+            **{**SETTINGS, "threads": 4},
+        )
+    with pytest.raises(ConfigError, match="method early_exit .* in a pipeline"):
+        LLM(str(tiny_model), pipeline_parallel_size=2, spec_method="early_exit", **SETTINGS)
+
+
+def test_ranks_that_find_no_memory_are_refused_before_one_is_started(tiny_model, monkeypatch):
+    """A follower needs memory of its own; weights are in the memory of all."""
+    weights = open_source(tiny_model).weights_bytes()
+    free = weights + 2 * rank_group._PROCESS_BYTES
+    monkeypatch.setattr(rank_group, "usable_memory_bytes", lambda: free)
+    monkeypatch.setattr(rank_group, "Followers", None)
+    settings = {**SETTINGS, "threads": 4}
+    with pytest.raises(ConfigError, match="4 ranks need .* together.*; the nearest is 3"):
+        LLM(str(tiny_model), tensor_parallel_size=4, **settings)
 
 
 def test_a_follower_that_cannot_load_is_named(tiny_model, monkeypatch, tmp_path):
@@ -135,17 +179,19 @@ def test_real_models(smollm2_gguf, gemma3_gguf):
         settings = {"threads": 2, "max_model_len": 256}
         with LLM(str(path), **settings) as llm:
             expected = greedy(llm)
-        with LLM(str(path), tensor_parallel_size=2, **settings) as llm:
-            assert greedy(llm) == expected
+        for layout in ({"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}):
+            with LLM(str(path), **layout, **settings) as llm:
+                assert greedy(llm) == expected
 
 
+@pytest.mark.parametrize("setting", ["tensor_parallel_size", "pipeline_parallel_size"])
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
-def test_drafts(tiny_model, alone, method):
+def test_drafts(tiny_model, alone, method, setting):
     config = {"method": method, "num_speculative_tokens": 3}
     if method == "draft_model":
         config["model"] = str(tiny_model)
     settings = {**SETTINGS, "speculative_config": config}
-    with LLM(str(tiny_model), tensor_parallel_size=2, **settings) as llm:
+    with LLM(str(tiny_model), **{setting: 2}, **settings) as llm:
         assert [tokens for tokens, _ in answers(llm)] == [tokens for tokens, _ in alone]
 
 
@@ -154,19 +200,69 @@ def test_an_engine_folder(tiny_model, tmp_path, alone):
     assert cli.main(["build", str(tiny_model), str(folder), "--num-blocks", "64"]) == 0
     with LLM(str(folder), **{**SETTINGS, "kernels": "auto"}) as llm:
         expected = answers(llm)
-    with LLM(str(folder), tensor_parallel_size=2, **{**SETTINGS, "kernels": "auto"}) as llm:
-        assert answers(llm) == expected
+    for layout in ({"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}):
+        with LLM(str(folder), **layout, **{**SETTINGS, "kernels": "auto"}) as llm:
+            assert answers(llm) == expected
 
 
-def test_kv_in_a_folder_is_refused(tiny_model, tmp_path):
-    with pytest.raises(ConfigError, match="one of 2 ranks"):
+@pytest.mark.parametrize("setting", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_kv_in_a_folder_is_refused(tiny_model, tmp_path, setting):
+    with pytest.raises(ConfigError, match=f"one of 2 ranks; .*{setting}=1"):
         LLM(
             str(tiny_model),
-            tensor_parallel_size=2,
+            **{setting: 2},
             kv_offload=f"{tmp_path}:64MiB",
             **SETTINGS,
         )
     assert followers_of(os.getpid()) == []
+
+
+class Unheard:
+    """A ``ReplicaListener`` for whom only steps count."""
+
+    def received(self, request, token_ids, now) -> None: ...
+    def ended(self, request, now) -> None: ...
+    def refused(self, request, error) -> None:
+        raise error
+
+
+def test_a_live_pipeline_takes_the_steps_of_a_simulated_one(tiny_model):
+    """Prompts in chunks, prefixes that are found, and more requests than run at once."""
+
+    def requests() -> list[Request]:
+        rng = random.Random(3)
+        params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in range(1, 31)]
+        prompts = [
+            [*range(20, 20 + rng.choice([0, 32])), *(rng.randrange(100, 250) for _ in range(n))]
+            for n in (rng.randint(1, 60) for _ in params)
+        ]
+        return [Request(f"{i}", prompts[i], params[i], 0.0, seed=i) for i in range(len(params))]
+
+    def shape_of(step) -> list[tuple[str, int, int]]:
+        return [(i.request.request_id, i.start, i.num_tokens) for i in step.batch.items]
+
+    sizes = {"max_num_seqs": 12, "max_num_batched_tokens": 64, "num_blocks": 48}
+    args = EngineArgs(str(tiny_model), pipeline_parallel_size=2, **sizes, **SETTINGS)
+    loaded = load_engine(args)
+    engine, live = loaded.text_engine.engine, []
+    try:
+        for request in requests():
+            engine.add(request)
+        while (step := engine.step()) is not None:
+            live.append(shape_of(step))
+    finally:
+        engine.close()
+    agenda, simulated = Agenda(), []
+    replica = Replica(
+        *("one", ReplicaSpec(loaded.config, lambda batch: 0.01, depth=2), agenda, Unheard()),
+        watch=lambda times: simulated.append(shape_of(times.step)),
+    )
+    for request in requests():
+        replica.add(request)
+    replica.begin()
+    agenda.run(replica.begin)
+    assert live == simulated
+    assert len(live) > 60
 
 
 # -- the end of either process, at any exchange ---------------------------------------------------
@@ -174,22 +270,26 @@ def test_kv_in_a_folder_is_refused(tiny_model, tmp_path):
 ENGINE = """
 import sys
 from octavo import LLM, SamplingParams
-llm = LLM(sys.argv[1], tensor_parallel_size=2, threads=2, max_model_len=128, kernels="native")
+tp, pp = map(int, sys.argv[2:])
+sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "threads": tp * pp}
+llm = LLM(sys.argv[1], max_model_len=128, kernels="native", **sizes)
 params = SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True)
 print("ready", flush=True)
 while sys.stdin.readline():
-    llm.generate([{"prompt_token_ids": list(range(5, 20))}], params)
+    prompts = [{"prompt_token_ids": list(range(first, 20))} for first in (3, 5)]
+    llm.generate(prompts, params)
 """
-# Of the memory of a group: the word that grows by a step at each meeting (csrc/group.cpp).
-PHASE_WORD, PHASE_STEP = 2 * 64 // 4, 4
+# Of the memory of a group: the words that grow by a step at each meeting, and at each message
+# (csrc/group.cpp).
+PHASE_WORD, WRITTEN_WORD, GATE_STEP = 2 * 64 // 4, 3 * 64 // 4, 4
 MEETINGS_OF_A_STEP = 20  # and some more, of two layers
 
 
 @contextlib.contextmanager
-def engine_of_two(model) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """An engine in a process of its own, and its follower."""
+def engine_of(model, tp: int, pp: int) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """An engine in a process of its own, and its followers."""
     process = subprocess.Popen(
-        [sys.executable, "-c", ENGINE, str(model)],
+        [sys.executable, "-c", ENGINE, str(model), str(tp), str(pp)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -198,34 +298,45 @@ def engine_of_two(model) -> Iterator[tuple[subprocess.Popen[str], int]]:
     with process:
         try:
             assert process.stdout.readline() == "ready\n", process.stderr.read()
-            (follower,) = followers_of(process.pid)
-            yield process, follower
+            followers = followers_of(process.pid)
+            assert len(followers) == tp * pp - 1
+            yield process, followers
         finally:
             process.kill()
 
 
-def wait_for_meetings(pid: int, count: int) -> None:
-    """Return as soon as the ranks of a process have met so often."""
-    folder = Path(f"/proc/{pid}/fd")
-    fd = next(each for each in folder.iterdir() if "octavo-group" in os.readlink(each))
-    words = np.memmap(fd, dtype=np.uint32, mode="r", shape=(PHASE_WORD + 1,))
-    start, deadline = int(words[PHASE_WORD]), time.monotonic() + 60
-    while (int(words[PHASE_WORD]) - start) % 2**32 < count * PHASE_STEP:
+def wait_for_exchanges(pid: int, count: int) -> None:
+    """Return as soon as the ranks of a process have met, or sent something, so often."""
+    memories = {}
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        if "octavo-group" in os.readlink(fd):
+            words = np.memmap(fd, dtype=np.uint32, mode="r", shape=(WRITTEN_WORD + 1,))
+            memories[fd.stat().st_ino] = words
+
+    def exchanges() -> int:
+        return sum(
+            int(words[at]) for words in memories.values() for at in (PHASE_WORD, WRITTEN_WORD)
+        )
+
+    start, deadline = exchanges(), time.monotonic() + 60
+    while exchanges() - start < count * GATE_STEP:
         assert time.monotonic() < deadline
 
 
-def check_an_end_after(meetings: int, model, is_home: bool, signum: int) -> None:
-    with engine_of_two(model) as (home, follower):
+def check_an_end_after(exchanges: int, model, who: int, signum: int, tp: int, pp: int) -> None:
+    """Check the end of all when rank ``who`` ends; 0 is the home rank."""
+    with engine_of(model, tp, pp) as (home, followers):
         home.stdin.write(1000 * "go\n")
         home.stdin.flush()
-        wait_for_meetings(home.pid, meetings)
-        os.kill(home.pid if is_home else follower, signum)
+        wait_for_exchanges(home.pid, exchanges)
+        os.kill([home.pid, *followers][who], signum)
         if signum == signal.SIGSTOP:  # which the server ends, when the engine hangs
             time.sleep(0.05)
             os.kill(home.pid, signal.SIGKILL)
-        wait_until_gone(follower, 2 + 8 * is_loaded())
+        for follower in followers:
+            wait_until_gone(follower, 2 + 8 * is_loaded())
         assert home.wait(2 + 8 * is_loaded()) != 0
-        if not is_home and signum == signal.SIGKILL:
+        if who > 0 and signum == signal.SIGKILL:
             assert "PeerEndedError" in home.stderr.read()
 
 
@@ -233,18 +344,20 @@ def is_loaded() -> bool:
     return os.getloadavg()[0] > 1.5
 
 
+# Ranks in each stage, stages, and which rank ends.
+RANKS = [(tp, pp, who) for tp, pp in ((2, 1), (1, 2), (2, 2)) for who in range(tp * pp)]
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
-ENDS = [(is_home, signum) for is_home in (True, False) for signum in SIGNALS]
+ENDS = [(*each, signum) for each in RANKS for signum in SIGNALS]
 
 
-@pytest.mark.parametrize(("is_home", "signum"), ENDS)
-@pytest.mark.parametrize("meetings", [1, 57])
-def test_an_end_at_an_exchange_is_the_end_of_all(tiny_model, meetings, is_home, signum):
-    check_an_end_after(meetings, tiny_model, is_home, signum)
+@pytest.mark.parametrize(("tp", "pp", "who", "signum"), ENDS)
+def test_an_end_at_an_exchange_is_the_end_of_all(tiny_model, tp, pp, who, signum):
+    for exchanges in (1, 57):
+        check_an_end_after(exchanges, tiny_model, who, signum, tp, pp)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("is_home", "signum"), ENDS)
-def test_an_end_at_any_exchange_of_twenty_steps(tiny_model, is_home, signum):
-    for meetings in range(1, 20 * MEETINGS_OF_A_STEP, 4):
-        check_an_end_after(meetings, tiny_model, is_home, signum)
+@pytest.mark.parametrize(("tp", "pp", "who", "signum"), ENDS)
+def test_an_end_at_any_exchange_of_twenty_steps(tiny_model, tp, pp, who, signum):
+    for exchanges in range(1, 20 * MEETINGS_OF_A_STEP, 4 if pp == 1 else 12):
+        check_an_end_after(exchanges, tiny_model, who, signum, tp, pp)

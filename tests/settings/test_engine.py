@@ -75,7 +75,6 @@ def test_what_is_no_size(text):
 @pytest.mark.parametrize(
     "setting",
     [
-        {"pipeline_parallel_size": 2},
         {"enable_expert_parallel": True},
     ],
 )
@@ -302,6 +301,10 @@ def test_none_is_the_default_of_a_setting_and_numpys_numbers_are_numbers():
         (
             {"prefill_replicas": 1, "data_parallel_size": 2, "tensor_parallel_size": 2},
             "a part of the KV",
+        ),
+        (
+            {"prefill_replicas": 1, "data_parallel_size": 2, "pipeline_parallel_size": 2},
+            "each stage has a part",
         ),
         (
             {"prefill_replicas": 1, "data_parallel_size": 2, "kv_buffer_size": "much"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from faults import FaultyScheduler, every
 from tiny_heads import TARGET, engine_of, requests, run, save_head
@@ -47,6 +49,21 @@ def test_preemption_changes_nothing(model, head_of, plain, method):
     assert engine.scheduler.num_preemptions > 3
     assert drafted.token_ids == plain
     assert drafted.drafts
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ranks share memory on Linux alone")
+@pytest.mark.parametrize("method", METHODS)
+def test_in_a_pipeline_heads_draft_the_same(model, head_of, plain, method):
+    """They read hidden states of other stages, and the embedding, which is the first stage's."""
+    by_known = {}
+    for stages in (1, 2):
+        settings = {"pipeline_parallel_size": stages, "threads": stages}
+        drafted = run(engine_of(model, head_of[method], method, **settings), requests(8))
+        assert drafted.token_ids == plain
+        by_known[stages] = {tuple(known): draft for known, draft in drafted.drafts}
+    common = by_known[1].keys() & by_known[2].keys()
+    assert len(common) > 20
+    assert all(by_known[1][known] == by_known[2][known] for known in common)
 
 
 @pytest.mark.parametrize("method", METHODS)

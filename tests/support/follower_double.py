@@ -9,7 +9,8 @@ import time
 from octavo.base.errors import ConfigError
 
 
-def serve(group, settings, home):
+def serve(membership, settings, home):
+    group = membership.messages
     home.send({"rank": group.rank, "environment": sorted(os.environ)})
     {
         "steps": follow_steps,

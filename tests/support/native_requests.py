@@ -49,3 +49,19 @@ def make_requests(vocab_size: int, count: int = 12, most: int = 70) -> list[Requ
         )
     )
     return requests
+
+
+def short_requests(vocab_size: int, count: int = 4, max_tokens: int = 8) -> list[Request]:
+    rng = random.Random(11)
+    return [
+        Request(
+            f"r{index}",
+            [rng.randrange(2, vocab_size) for _ in range(rng.randint(1, 30))],
+            SamplingParams(
+                max_tokens=max_tokens, temperature=index % 2, logprobs=2, ignore_eos=True
+            ),
+            0.0,
+            seed=index,
+        )
+        for index in range(count)
+    ]

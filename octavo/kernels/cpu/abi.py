@@ -23,7 +23,7 @@ from ctypes import (
 )
 from typing import Any
 
-OCT_ABI_VERSION = 14
+OCT_ABI_VERSION = 15
 
 OCT_OK = 0
 OCT_ERR_ARGUMENT = -1
@@ -267,7 +267,7 @@ class States(Structure):
 
 class ConvArgs(Structure):
     _fields_ = _fields(
-        (c_int32, "channels kernel gated"),
+        (c_int32, "channels first count kernel gated"),
         (c_void_p, "x"),
         (c_int64, "ldx"),
         (c_void_p, "weight bias out"),
@@ -277,7 +277,7 @@ class ConvArgs(Structure):
 
 class ScanArgs(Structure):
     _fields_ = _fields(
-        (c_int32, "heads head_dim groups state_dim"),
+        (c_int32, "heads first count head_dim groups state_dim"),
         (c_float, "step_min step_max step_scale"),
         (c_void_p, "x steps"),
         (c_int64, "ldx ldsteps"),
@@ -288,7 +288,7 @@ class ScanArgs(Structure):
 
 class DeltaArgs(Structure):
     _fields_ = _fields(
-        (c_int32, "key_heads key_dim value_heads value_dim"),
+        (c_int32, "key_heads key_dim value_heads first count value_dim"),
         (c_void_p, "x gates"),
         (c_int64, "ldx ldgates"),
         (c_void_p, "decay step_bias out"),
@@ -298,7 +298,7 @@ class DeltaArgs(Structure):
 
 class GatedNormArgs(Structure):
     _fields_ = _fields(
-        (c_int32, "width group gate_first"),
+        (c_int32, "width first count group gate_first"),
         (c_float, "eps gate_scale"),
         (c_void_p, "x gate"),
         (c_int64, "ldgate"),

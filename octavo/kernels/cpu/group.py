@@ -29,6 +29,9 @@ _NUM_BYTES = 64 << 30
 # Words that a message may have: 64 MB, of which pages are taken as they are written.
 _MAX_MESSAGE_WORDS = 16 << 20
 _LINE_BYTES = 64
+# Of csrc/group.cpp: the ring of messages, and the words of a piece of one.
+_NUM_SLOTS = 16
+_PIECE_WORDS = ((64 << 10) - 64) // 4
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # in Python since 3.13
 
 
@@ -138,6 +141,15 @@ class ShmGroup:
             )
         self._used = start + num_bytes
         return self._memory[start : start + num_bytes]
+
+    @property
+    def room(self) -> int:
+        """Number of pieces of messages that may be unread before `send` waits."""
+        return _NUM_SLOTS
+
+    def pieces(self, num_words: int) -> int:
+        """Return how many pieces a message of so many words has."""
+        return -(-num_words // _PIECE_WORDS)
 
     def send(self, words: array[int]) -> None:
         """Send a message, one number or more of type "i", to all other ranks: as rank 0. Waits

@@ -20,7 +20,7 @@ from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.latent_weights import LatentWeights
 from octavo.kernels.cpu.layout import TILE, experts_bytes
 from octavo.kernels.cpu.library import Library, Pool
-from octavo.kernels.cpu.recurrence import StateLayout, recurrence_struct
+from octavo.kernels.cpu.recurrence import StateLayout, recurrence_structs
 from octavo.kernels.division import Division, HeadSlice, head_slices
 from octavo.kernels.fused_ops import FusedNorm, FusedOp, WeightRef
 from octavo.kernels.parts import WHOLE
@@ -78,7 +78,8 @@ class Program:
 
     ``packed(weight)`` returns the struct of a weight that was packed before; it must stay valid as
     long as the program. ``kept`` are values that :meth:`buffer` can return after a step, in
-    addition to those of the head and of inputs.
+    addition to those of the head and of inputs. Without a head, ``vocab_size`` is 0 and nothing is
+    sampled: so it is in all stages of a pipeline but the last.
     """
 
     def __init__(
@@ -98,8 +99,7 @@ class Program:
         self.ops, self.num_ops = ops, len(ops)
         self.max_tokens = max_tokens
         head = ops[-1]
-        assert isinstance(head, fused_ops.FusedHead)
-        self.vocab_size = head.weight.shape[0]
+        self.vocab_size = head.weight.shape[0] if isinstance(head, fused_ops.FusedHead) else 0
         self._packed = packed
         self._latent_weights = latent_weights or LatentWeights(
             packed, library, pool, self._division.part
@@ -116,7 +116,8 @@ class Program:
         made = [node for op in ops for node in self._nodes(op)]
         self._nodes_array = (abi.Node * len(made))(*made)
         self._struct = abi.Program(
-            self._nodes_array, len(made), 1, self.vocab_size, max_tokens, *self._shared_head()
+            *(self._nodes_array, len(made), int(self.vocab_size > 0)),
+            *(self.vocab_size, max_tokens, *self._shared_head()),
         )
 
     def exit_after(self, num_layers: int) -> Program:
@@ -196,8 +197,8 @@ class Program:
     def _shared_head(self) -> tuple[int | None, abi.SharedHead]:
         """Return the group, and memory for what its ranks share besides activations."""
         group = self.group
-        if group is None:
-            return None, abi.SharedHead()
+        if group is None or not self.vocab_size:
+            return None if group is None else group.handle, abi.SharedHead()
         rows, padded = self.max_tokens, -(-self.vocab_size // TILE) * TILE
         counts = rows * padded, rows * group.size, rows * group.size, 1 + rows
         arrays = [group.allocate(4 * count) for count in counts]
@@ -233,7 +234,8 @@ class Program:
             case fused_ops.FusedExperts():
                 yield abi.OCT_OP_EXPERTS, self._experts(op)
             case fused_ops.FusedRecurrence():
-                yield recurrence_struct(op, self._at, self._constant, self.kv.states)
+                columns = self._division.columns(op)
+                yield from recurrence_structs(op, columns, self._at, self._constant, self.kv.states)
 
     def _embed(self, op: fused_ops.FusedEmbedding) -> abi.EmbedArgs:
         arguments = abi.EmbedArgs(

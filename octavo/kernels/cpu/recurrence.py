@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -30,31 +30,41 @@ class StateLayout:
         return abi.States(self.layers[layer][index], self.slot_floats, self.num_slots)
 
 
-def recurrence_struct(
+def recurrence_structs(
     op: FusedRecurrence,
+    columns: Sequence[range],
     at: Callable[[Value], int],
     constant: Callable[[np.ndarray | None], int | None],
     states: StateLayout | None,
-) -> tuple[int, ctypes.Structure]:
-    """The op code (OCT_OP_*) of an op, and its arguments.
+) -> Iterator[tuple[int, ctypes.Structure]]:
+    """Yield the op code (OCT_OP_*) of an op, and its arguments, for each range of columns of its
+    output that are computed.
 
     Args:
         at, constant: return the address of a value, and of a small array.
     """
     spec = op.spec
     if isinstance(spec, GatedNormSpec):
-        return abi.OCT_OP_GATED_NORM, _gated_norm(op, spec, at, constant)
+        for each in columns:
+            yield abi.OCT_OP_GATED_NORM, _gated_norm(op, spec, each, at, constant)
+        return
     assert states is not None and op.layer is not None, "no memory for states"
     match spec:
         case ConvSpec():
             kept = states.struct(op.layer, 0)
-            return abi.OCT_OP_CONV, _conv(op, spec, at, constant, kept)
+            for each in columns:
+                yield abi.OCT_OP_CONV, _conv(op, spec, each, at, constant, kept)
+                # The states of the ranges lie one after the other.
+                before = _FLOAT_BYTES * (spec.kernel - 1) * len(each)
+                kept = abi.States(kept.data + before, kept.slot_floats, kept.num_slots)
         case ScanSpec():
             kept = states.struct(op.layer, 1)
-            return abi.OCT_OP_SCAN, _scan(op, spec, at, constant, kept)
+            for each in columns:
+                yield abi.OCT_OP_SCAN, _scan(op, spec, each, at, constant, kept)
         case DeltaSpec():
             kept = states.struct(op.layer, 1)
-            return abi.OCT_OP_DELTA, _delta(op, spec, at, constant, kept)
+            for each in columns:
+                yield abi.OCT_OP_DELTA, _delta(op, spec, each, at, constant, kept)
 
 
 _At = Callable[[Value], int]
@@ -62,13 +72,20 @@ _Constant = Callable[[np.ndarray | None], int | None]
 
 
 def _conv(
-    op: FusedRecurrence, spec: ConvSpec, at: _At, constant: _Constant, kept: abi.States
+    op: FusedRecurrence,
+    spec: ConvSpec,
+    columns: range,
+    at: _At,
+    constant: _Constant,
+    kept: abi.States,
 ) -> abi.ConvArgs:
     weight, bias = op.constants
     (x,) = op.inputs
     assert weight is not None
     return abi.ConvArgs(
         channels=spec.channels,
+        first=columns.start,
+        count=len(columns),
         kernel=spec.kernel,
         gated=spec.gated,
         x=at(x) + _FLOAT_BYTES * spec.first,
@@ -81,12 +98,19 @@ def _conv(
 
 
 def _scan(
-    op: FusedRecurrence, spec: ScanSpec, at: _At, constant: _Constant, kept: abi.States
+    op: FusedRecurrence,
+    spec: ScanSpec,
+    columns: range,
+    at: _At,
+    constant: _Constant,
+    kept: abi.States,
 ) -> abi.ScanArgs:
     a_log, skip, step_bias = op.constants
     x, steps = op.inputs
     return abi.ScanArgs(
         heads=spec.heads,
+        first=columns.start // spec.head_dim,
+        count=len(columns) // spec.head_dim,
         head_dim=spec.head_dim,
         groups=spec.groups,
         state_dim=spec.state_dim,
@@ -106,7 +130,12 @@ def _scan(
 
 
 def _delta(
-    op: FusedRecurrence, spec: DeltaSpec, at: _At, constant: _Constant, kept: abi.States
+    op: FusedRecurrence,
+    spec: DeltaSpec,
+    columns: range,
+    at: _At,
+    constant: _Constant,
+    kept: abi.States,
 ) -> abi.DeltaArgs:
     a_log, step_bias = op.constants
     x, gates = op.inputs
@@ -114,6 +143,8 @@ def _delta(
         key_heads=spec.key_heads,
         key_dim=spec.key_dim,
         value_heads=spec.value_heads,
+        first=columns.start // spec.value_dim,
+        count=len(columns) // spec.value_dim,
         value_dim=spec.value_dim,
         x=at(x),
         gates=at(gates),
@@ -127,13 +158,16 @@ def _delta(
 
 
 def _gated_norm(
-    op: FusedRecurrence, spec: GatedNormSpec, at: _At, constant: _Constant
+    op: FusedRecurrence, spec: GatedNormSpec, columns: range, at: _At, constant: _Constant
 ) -> abi.GatedNormArgs:
     weight = op.constants[0] if spec.normed else None
     x, gate = op.inputs
     return abi.GatedNormArgs(
         width=spec.width,
-        group=spec.group,
+        first=columns.start,
+        count=len(columns),
+        # A gate alone has no groups: these are only what a thread does at once.
+        group=spec.group if spec.normed else math.gcd(spec.group, columns.start, len(columns)),
         gate_first=spec.gate_first,
         eps=spec.eps,
         gate_scale=spec.gate_scale,

@@ -78,6 +78,9 @@ class EngineFolder:
             self._read(self._manifest.file(name))
         return tokenizer_files.load(self._folder, kind)
 
+    def weights_bytes(self) -> int:
+        return self._manifest.file(WEIGHTS_FILE).num_bytes
+
     def load_rank(self, spec: RankSpec, progress: Callable[[int, int], None] | None = None) -> Rank:
         """Return a rank that runs this model. Nothing has to be loaded, so no progress is reported.
 
