@@ -87,8 +87,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "write the settings that are recommended, each with its reason, for octavo serve "
         "--config FILE: YAML, or TOML",
     )
-    rarely(parser, "--most-devices", "--confirm", "--disaggregate", "--roofline")
-    rarely(parser, "--save", "--export", "--plot")
+    rarely(
+        parser,
+        *("--most-devices", "--confirm", "--disaggregate", "--roofline", "--save", "--export"),
+        "--plot",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,12 +99,12 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--most-devices says nothing without --cheapest")
     if args.confirm and args.slo is None:
         raise UsageError("--confirm needs --slo: it says whether limits hold")
+    if args.save is not None:
+        check_name(args.save)
     if args.disaggregate and args.slo is None:
         raise UsageError("--disaggregate needs --slo: splits are compared by its limits")
     if args.disaggregate and args.cheapest:
         raise UsageError("--disaggregate splits the replicas of a plan: leave out --cheapest")
-    if args.save is not None:
-        check_name(args.save)
     from octavo.planner.ranking import is_of_several
 
     if args.cheapest:

@@ -132,7 +132,8 @@ def _load_engine(
     ranks = _open_ranks(args, spec, model_config, source)
     on_error.callback(ranks.close)
     spec = ranks.spec
-    rank = source.load_rank(spec, progress)
+    with ranks.loading():
+        rank = source.load_rank(spec, progress)
     ranks.load(rank)
     speculation = args.speculation()
     drafter = None
@@ -207,8 +208,8 @@ def _rank_spec(args: EngineArgs, model: ModelConfig, path: Path, packed_folder: 
         kv_cache_dtype=args.kv_cache_dtype,
         activations=args.activations,
         block_size=args.block_size,
-        threads=args.threads or _threads_of_replica(args.data_parallel_size),
-        memory_share=1 / args.data_parallel_size,
+        threads=args.threads or _threads_of_replica(args.replicas.most),
+        memory_share=1 / args.replicas.most,
         packed_folder=packed_folder,
         memory_utilization=args.gpu_memory_utilization,
         enforce_eager=args.enforce_eager,

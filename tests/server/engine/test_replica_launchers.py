@@ -20,7 +20,7 @@ from octavo.system import machine, numa
 def args_of(number=0, **settings):
     """The settings that the engine of a replica is started with."""
     launchers = ReplicaLaunchers(EngineArgs("m", **{"data_parallel_size": 4, **settings}))
-    return launchers.create(number)._args
+    return [launchers.create(each)._args for each in range(number + 1)][-1]
 
 
 def test_each_engine_knows_how_many_share_the_machine(monkeypatch):
@@ -88,6 +88,17 @@ def test_each_has_a_gpu_of_its_own(monkeypatch, device):
         args_of(device="cuda:1")
 
 
+def test_each_has_as_many_gpus_as_ranks(monkeypatch):
+    monkeypatch.setattr(machine, "num_gpus", lambda: 5)
+    given = {"device": "cuda", "tensor_parallel_size": 2, "data_parallel_size": 2}
+    assert [args_of(n, **given)["device"] for n in range(2)] == ["cuda:0", "cuda:2"]
+    assert "2 GPUs of its own" in ReplicaLaunchers(EngineArgs("m", **given)).describe()
+    with pytest.raises(ConfigError, match="all 4 are in use"):
+        args_of(2, **given)
+    with pytest.raises(ConfigError, match="needs 2 GPUs of its own, .* set it to 2"):
+        args_of(**{**given, "data_parallel_size": 3})
+
+
 def test_gpus_are_counted_without_pytorch(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(machine.shutil, "which", lambda name: None)
@@ -123,3 +134,21 @@ def test_replicas_have_nodes_of_their_own(monkeypatch):
     assert (
         ReplicaLaunchers(EngineArgs("m", device="cpu", data_parallel_size=2)).create(0)._cpus == ()
     )
+
+
+def test_what_one_had_goes_to_the_next(monkeypatch, tmp_path):
+    """Replicas come and go, with ever new numbers: GPUs, cores and folders do not."""
+    monkeypatch.setattr(machine, "has_gpu_driver", lambda: True)
+    monkeypatch.setattr(machine, "num_gpus", lambda: 2)
+    monkeypatch.setattr(replica_launchers.importlib.util, "find_spec", lambda name: True)
+    args = EngineArgs("m", device="cuda", data_parallel_size="1..2", kv_offload=f"{tmp_path}:8000")
+    launchers = ReplicaLaunchers(args)
+    first, second = launchers.create(0), launchers.create(1)
+    with pytest.raises(ConfigError, match="no GPU for one more replica: all 2 are in use"):
+        launchers.create(2)
+    first.close()
+    first.close()  # twice is once
+    third = launchers.create(3)
+    assert third._args["device"] == first._args["device"] == "cuda:0"
+    assert third._args["kv_offload"] == first._args["kv_offload"]
+    assert second._args["device"] == "cuda:1"
