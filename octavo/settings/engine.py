@@ -424,6 +424,11 @@ class EngineArgs:
                 f"{asked} and tensor_parallel_size={self.tensor_parallel_size} do not go together: "
                 "each rank has a part of the KV, and one would pass on its own alone; leave it at 1"
             )
+        if self.pipeline_parallel_size > 1:
+            raise ConfigError(
+                f"{asked} and pipeline_parallel_size={self.pipeline_parallel_size} do not go "
+                "together: each stage has a part of the KV; leave it at 1"
+            )
         self.kv_buffer_bytes  # noqa: B018 - checks it
 
     @property

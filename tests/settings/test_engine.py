@@ -303,6 +303,10 @@ def test_none_is_the_default_of_a_setting_and_numpys_numbers_are_numbers():
             "a part of the KV",
         ),
         (
+            {"prefill_replicas": 1, "data_parallel_size": 2, "pipeline_parallel_size": 2},
+            "each stage has a part",
+        ),
+        (
             {"prefill_replicas": 1, "data_parallel_size": 2, "kv_buffer_size": "much"},
             "no size in bytes",
         ),
