@@ -21,7 +21,7 @@ from octavo.kernels.division import Division
 from octavo.kernels.fused_ops import WeightRef, matrices_of
 from octavo.kernels.fuser import fuse
 from octavo.kernels.op_arguments import RopeArguments, RowNorm
-from octavo.kernels.parts import WHOLE_MODEL, Part, Stage
+from octavo.kernels.parts import WHOLE, WHOLE_MODEL, Part, Stage
 from octavo.kernels.recorder import KVRef, RopeTable, StateRef, Tape, Value
 from octavo.kernels.stages import StageOps, stage_of
 from octavo.layers.module import Module, named_parameters
@@ -217,14 +217,15 @@ class NativeModel:
         max_tokens: int,
         kept: Collection[Value] = (),
         group: ShmGroup | None = None,
+        part: Part = WHOLE,
         ops: Sequence[fused_ops.FusedOp] | None = None,
     ) -> Program:
         """Create the program of a step on this model's weights; the values ``kept`` stay
-        readable after a step. Of a ``group``, it computes the part of its own rank. ``ops``: of a
-        stage; None: of the whole model."""
+        readable after a step. Of a ``group``, it computes ``part``. ``ops``: of a stage; None: of
+        the whole model."""
 
         def struct(matrix: WeightRef) -> abi.Weight:
             return self.packed.struct(self.plan.name_of(matrix))
 
         ops = self.plan.ops if ops is None else ops
-        return Program(ops, library, pool, kv, struct, max_tokens, kept, group=group)
+        return Program(ops, library, pool, kv, struct, max_tokens, kept, group=group, part=part)
