@@ -18,6 +18,7 @@ from octavo.kernels.cpu.packed_weights import PackedWeights
 from octavo.kernels.cpu.program import KVLayout, Program
 from octavo.kernels.dispatch import Ops, create_ops
 from octavo.kernels.division import Division
+from octavo.kernels.expert_places import ExpertPlaces
 from octavo.kernels.fused_ops import WeightRef, matrices_of
 from octavo.kernels.fuser import fuse
 from octavo.kernels.op_arguments import RopeArguments, RowNorm
@@ -136,11 +137,25 @@ class StepPlan:
         for op in self.ops:
             yield from matrices_of(op)
 
+    def part_of(self, part: Part, ops: Sequence[fused_ops.FusedOp]) -> Part:
+        """Return a part of the whole model as one of some of its ops, a stage's: with the places of
+        their experts."""
+        if part.experts is None:
+            return part
+        own = {id(op) for op in ops}
+        mixtures = (op for op in self.ops if isinstance(op, fused_ops.FusedExperts))
+        layers = [
+            layer
+            for op, layer in zip(mixtures, part.experts.layers, strict=False)
+            if id(op) in own
+        ]
+        return replace(part, experts=ExpertPlaces(tuple(layers)))
+
     def rows_of(self, part: Part, stage: Stage = WHOLE_MODEL) -> dict[str, range]:
         """Return the rows of each matrix that a rank reads: none of those of other stages."""
         rows = {self.name_of(matrix): range(0) for matrix in self.matrices()}
         ops = self.ops if stage.is_whole else self.stage(stage).ops
-        for matrix, read in Division(ops, part).matrices(ops):
+        for matrix, read in Division(ops, self.part_of(part, ops)).matrices(ops):
             known = rows[self.name_of(matrix)] or read
             rows[self.name_of(matrix)] = range(
                 min(known.start, read.start), max(known.stop, read.stop)
@@ -228,4 +243,5 @@ class NativeModel:
             return self.packed.struct(self.plan.name_of(matrix))
 
         ops = self.plan.ops if ops is None else ops
+        part = self.plan.part_of(part, ops)
         return Program(ops, library, pool, kv, struct, max_tokens, kept, group=group, part=part)

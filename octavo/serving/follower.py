@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from octavo.base.gc_pause import no_collections
+from octavo.kernels.expert_places import ExpertPlaces
 from octavo.models.kv_groups import KVGroups
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.following_forward import Follower, FollowingForward, follow
@@ -29,13 +30,14 @@ def serve(seat: Seat, settings: Message, home: Connection) -> None:
     if home.receive() is None:
         return
     with no_collections():
-        path = Path(settings["path"])
+        path, experts = Path(settings["path"]), settings["experts"]
         spec = RankSpec(
             path,
             packed_folder=notes_folder(),
             threads=place.num_threads,
             numa_nodes=tuple(place.nodes),
             group=seat.group,
+            experts=None if experts is None else ExpertPlaces.of(experts),
             pipeline=seat.pipeline,
             **settings["spec"],
         )

@@ -158,6 +158,7 @@ def _load_engine(
         **_memory_info(capacity, config),
         **({} if spec.part.is_whole else {"tensor_parallel_size": spec.part.size}),
         **({} if spec.stage.is_whole else {"pipeline_parallel_size": spec.stage.count}),
+        **({} if spec.experts is None else {"enable_expert_parallel": True}),
     }
     text_engine = TextEngine(engine, tokenizer, model_config.vocab_size, eos_token_ids, config.seed)
     return LoadedEngine(config, text_engine, model_config, info, phases.seconds, ranks)
@@ -228,6 +229,13 @@ def _open_ranks(
     asked, num_stages = args.tensor_parallel_size, args.pipeline_parallel_size
     if asked == AUTO and spec.device != "cpu":
         asked = 1
+    place_experts = None
+    if args.enable_expert_parallel:
+        from octavo.serving.expert_files import placement_of
+
+        place_experts = placement_of(args.expert_placement, model)
+        if asked == 1:
+            raise ConfigError(f"enable_expert_parallel: on {spec.device} a model is on one device")
     if asked == num_stages == 1:
         return OneRank(spec)
     if num_stages > 1 and (speculation := args.speculation()) is not None:
@@ -240,7 +248,9 @@ def _open_ranks(
         )
     from octavo.serving.rank_group import open_ranks
 
-    return open_ranks(asked, num_stages, spec, model, args.model_impl, source.weights_bytes)
+    return open_ranks(
+        *(asked, num_stages, spec, model, args.model_impl, source.weights_bytes, place_experts)
+    )
 
 
 def _memory_info(capacity: Capacity, config: EngineConfig) -> dict[str, Any]:

@@ -210,7 +210,16 @@ class EngineArgs:
         "of the memory for KV, or a GPU of its own; of octavo serve only",
         least=1,
     )
-    enable_expert_parallel: bool = option(False, "devices that share the experts")
+    enable_expert_parallel: bool = option(
+        False,
+        "each of the tensor_parallel_size ranks has whole experts of a model that has some, in "
+        "place of some rows of every expert",
+    )
+    expert_placement: str | None = option(
+        None,
+        "a file of `octavo place-experts` that says which ranks have which experts, of "
+        "enable_expert_parallel; default: equal numbers, in order",
+    )
     speculative_config: str | Mapping[str, Any] | None = option(
         None,
         'how tokens are drafted, as JSON: {"method": "auto"}; answers stay the same, on a '
@@ -272,7 +281,7 @@ class EngineArgs:
         self.speculation()  # raises if it is wrong
         self._check_sink_windows()
         self._check_stages()
-        self._refuse_unsupported()
+        self._check_experts()
 
     @property
     def asked_model_len(self) -> int | None:
@@ -353,14 +362,17 @@ class EngineArgs:
                 "of stage_command; leave it at 1, and start a server for each"
             )
 
-    def _refuse_unsupported(self) -> None:
-        """Raise ConfigError for a setting that would have no effect; none is ignored."""
-        for name, only in (("enable_expert_parallel", False),):
-            if getattr(self, name) != only:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)!r} is not supported in this version of octavo: "
-                    f"leave it at {only!r}"
-                )
+    def _check_experts(self) -> None:
+        if self.expert_placement is not None and not self.enable_expert_parallel:
+            raise ConfigError(
+                "expert_placement is of enable_expert_parallel, which is off: turn it on, or leave "
+                "out the placement"
+            )
+        if self.enable_expert_parallel and self.tensor_parallel_size == 1:
+            raise ConfigError(
+                "enable_expert_parallel: the ranks that share the experts are those of "
+                "tensor_parallel_size, which is 1: raise it, or leave experts together"
+            )
 
     def refuse_replicas(self) -> None:
         """Raise ConfigError if several replicas are asked for, where there is one engine."""
