@@ -1,8 +1,8 @@
 """Placement of experts on ranks by how many tokens each of them got, with copies of the busiest.
 
-As in DeepSeek's EPLB (https://github.com/deepseek-ai/EPLB): each layer for itself, free places go one
-by one to the expert whose copies have most to do each; then the copies, the busiest first, go each
-to the rank with least to do that has a place left, and not the same expert already. A layer for
+As in DeepSeek's EPLB (https://github.com/deepseek-ai/EPLB): each layer for itself, free places go
+one by one to the expert whose copies have most to do each; then the copies, the busiest first, go
+each to the rank with least to do that has a place left, and not the same expert already. A layer for
 which this is no better than equal runs of experts has those.
 """
 
@@ -51,7 +51,9 @@ def _place_layer(loads: Sequence[int], num_ranks: int, slots: int | None) -> Lay
     num_experts = len(loads)
     least = -(-num_experts // num_ranks)
     if num_ranks > num_experts:
-        raise ConfigError(f"{num_ranks} ranks cannot share {num_experts} experts, one each at least")
+        raise ConfigError(
+            f"{num_ranks} ranks cannot share {num_experts} experts, one each at least"
+        )
     slots = least if slots is None else min(slots, num_experts)
     if slots < least:
         raise ConfigError(
@@ -66,7 +68,7 @@ def _place_layer(loads: Sequence[int], num_ranks: int, slots: int | None) -> Lay
 def _copies(loads: Sequence[int], num_places: int, num_ranks: int) -> list[int]:
     """Return the number of copies of each expert, which is at most that of ranks."""
     copies = [1] * len(loads)
-    queue = [(-load, expert) for expert, load in enumerate(loads)]
+    queue: list[tuple[float, int]] = [(-load, expert) for expert, load in enumerate(loads)]
     heapq.heapify(queue)
     for _ in range(num_places - len(loads)):
         if not queue or queue[0][0] == 0:

@@ -55,7 +55,7 @@ def check_layout(spec: ModelSpec, parallel: Parallel) -> None:
     if parallel.ep > max(experts, 1):
         raise ConfigError(
             f"{spec.name}: has {experts or 'no'} experts, which ep = {parallel.ep} devices "
-            "cannot share"
+            f"cannot share, one each at least: the most are {max(experts, 1)}"
         )
 
 
@@ -94,7 +94,11 @@ def _stage_model(
         activation_bytes=precision.activation_bytes,
         num_moe_layers=sum(1 for layer in layers if layer.mlp and layer.mlp.num_experts),
         parallel=parallel,
-        exchange=exchange_of(spec, parallel.tp) if parallel.scheme == "gather" else None,
+        exchange=(
+            exchange_of(spec, parallel.tp, has_whole_experts=parallel.ep > 1)
+            if parallel.scheme == "gather"
+            else None
+        ),
     )
 
 

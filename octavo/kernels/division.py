@@ -146,8 +146,8 @@ class Division:
 
     def exchanged_width(self, op: FusedExperts) -> int:
         """Return how many values of each row of an expert ranks exchange inside of an op, where
-        they meet once more: outputs of whole experts, or inner values of which each makes some; 0 if
-        it makes them all."""
+        they meet once more: outputs of whole experts, or inner values of which each makes some; 0
+        if it makes them all."""
         if id(op) in self._places:
             return op.out.width
         return inner if self.is_divided(inner := _inner(op)) else 0
@@ -204,9 +204,7 @@ class Division:
                 f"experts are placed in layers of {[len(layer) for layer in experts.layers]}, and "
                 f"the model has layers of {sizes}"
             )
-        self._places = {
-            id(op): layer for op, layer in zip(mixtures, experts.layers, strict=False)
-        }
+        self._places = {id(op): layer for op, layer in zip(mixtures, experts.layers, strict=False)}
 
     def _divide_heads(self, op: FusedOp, readers: dict[Value, list[FusedOp]]) -> None:
         """Note the columns of q, k and v that the rank's heads read, where nothing else reads

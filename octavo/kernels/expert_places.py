@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# For each expert of a layer, the ranks that have it, ascending: one, or several that share its rows.
+# For each expert of a layer, the ranks that have it, ascending: one, or several that share its
+# rows.
 LayerPlaces = tuple[tuple[int, ...], ...]
 
 

@@ -21,7 +21,7 @@ from octavo.kernels.expert_places import ExpertPlaces
 class Part:
     """Rank ``rank`` of ``size``; by default all of the model.
 
-    ``experts``: where experts are, if ranks have whole ones; None: they are cut as all matrices are.
+    ``experts``: where experts are, if ranks have whole ones; None: they are cut as matrices are.
     """
 
     rank: int = 0

@@ -145,9 +145,7 @@ class StepPlan:
         own = {id(op) for op in ops}
         mixtures = (op for op in self.ops if isinstance(op, fused_ops.FusedExperts))
         layers = [
-            layer
-            for op, layer in zip(mixtures, part.experts.layers, strict=False)
-            if id(op) in own
+            layer for op, layer in zip(mixtures, part.experts.layers, strict=False) if id(op) in own
         ]
         return replace(part, experts=ExpertPlaces(tuple(layers)))
 

@@ -1,4 +1,5 @@
-"""Files about the experts of a model, as JSON: the tokens that each got, and the ranks that have it.
+"""Files about the experts of a model, as JSON: the tokens that each got, and the ranks that have
+it.
 
     {"format": "octavo expert loads 1", "model": "…", "architecture": "…", "loads": [[…], …]}
     {"format": "octavo expert placement 1", "model": …, "architecture": …, "num_ranks": 2,
@@ -12,12 +13,14 @@ from __future__ import annotations
 
 import json
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from octavo.base.errors import ConfigError
 from octavo.base.files import replace_file
+from octavo.core.executor import Executor
 from octavo.kernels.expert_places import ExpertPlaces, deal_out
 from octavo.models.config import ModelConfig
 
@@ -70,8 +73,12 @@ def placement_of(path: str | None, model: ModelConfig) -> PlaceExperts:
             f"{num_experts} in {num_layers}"
         )
     if document.get("model") != model.name:
-        _log.warning("%s was made for %.60s, and places the experts of %s", path,
-                     document.get("model"), model.name)
+        _log.warning(
+            "%s was made for %.60s, and places the experts of %s",
+            path,
+            document.get("model"),
+            model.name,
+        )
     assert isinstance(layers, list)
     _check_ranks(path, layers, made_for)
 
@@ -86,13 +93,18 @@ def placement_of(path: str | None, model: ModelConfig) -> PlaceExperts:
     return place
 
 
-def write_placement(path: str | Path, loads: ExpertLoads, places: ExpertPlaces, num_ranks: int) -> None:
+def write_placement(
+    path: str | Path, loads: ExpertLoads, places: ExpertPlaces, num_ranks: int
+) -> None:
     """Write a placement; an existing file is replaced."""
     _write(
         path,
         {
-            **{"format": _PLACEMENT, "model": loads.model, "architecture": loads.architecture},
-            **{"num_ranks": num_ranks, "ranks": places.layers},
+            "format": _PLACEMENT,
+            "model": loads.model,
+            "architecture": loads.architecture,
+            "num_ranks": num_ranks,
+            "ranks": places.layers,
         },
     )
 
@@ -101,6 +113,27 @@ def write_loads(path: str | Path, model: ModelConfig, loads: Sequence[Sequence[i
     """Write the tokens that each expert got; an existing file is replaced."""
     names = {"model": model.name, "architecture": model.architecture}
     _write(path, {"format": _LOADS, **names, "loads": loads})
+
+
+def save_at_the_end(path: str, model: ModelConfig, rank: Executor) -> None:
+    """Write the tokens that each expert has got when ``rank`` goes, with the process at the latest.
+
+    Raises:
+        ConfigError: nothing counts them, or the file cannot be written now.
+    """
+    loads = rank.probe().expert_loads()
+    if not loads:
+        raise ConfigError(
+            f"save_expert_loads: nothing counts tokens of experts: {model.name} has none, or does "
+            "not run on the native CPU kernels; leave it out"
+        )
+    path = str(Path(path).absolute())
+
+    def save() -> None:
+        write_loads(path, model, [[int(load) for load in layer] for layer in loads])
+
+    save()  # so that a file that cannot be written is an error now
+    weakref.finalize(rank, save)
 
 
 def read_loads(path: str | Path) -> ExpertLoads:
@@ -132,8 +165,8 @@ def _check_ranks(path: str, layers: list[list[list[int]]], num_ranks: object) ->
             are_ranks = all(type(rank) is int and 0 <= rank < num_ranks for rank in ranks)
             if not are_ranks or sorted(set(ranks)) != ranks:
                 raise ConfigError(
-                    f"{path}: expert {expert} of layer {number} is on {ranks!r:.60}, and must be on "
-                    f"ranks 0 to {num_ranks - 1}, in ascending order"
+                    f"{path}: expert {expert} of layer {number} is on {ranks!r:.60}, and must "
+                    f"be on ranks 0 to {num_ranks - 1}, in ascending order"
                 )
         if idle := set(range(num_ranks)).difference(*layer):
             raise ConfigError(f"{path}: in layer {number}, rank {min(idle)} has no expert")

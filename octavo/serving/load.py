@@ -139,6 +139,10 @@ def _load_engine(
     ranks.start(rank, limits)
     rank.start(limits, acceptance_of(args.speculation()))
     ranks.wait_until_started(rank)
+    if args.save_expert_loads is not None:
+        from octavo.serving.expert_files import save_at_the_end
+
+        save_at_the_end(args.save_expert_loads, model_config, rank)
     proposer = drafter.start(limits) if drafter is not None else None
     store = _open_store(config, spec, rank, model_config, source.path)
     executor: Executor = rank

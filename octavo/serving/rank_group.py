@@ -33,7 +33,16 @@ _FOLLOWER = "octavo.serving.follower"
 _PROCESS_BYTES = 30 << 20
 
 # What followers are told in another way, or have themselves.
-_NOT_SENT = ("path", "packed_folder", "pool", "group", "experts", "pipeline", "threads", "numa_nodes")
+_NOT_SENT = (
+    "path",
+    "packed_folder",
+    "pool",
+    "group",
+    "experts",
+    "pipeline",
+    "threads",
+    "numa_nodes",
+)
 
 
 def sent_settings(spec: RankSpec, model_impl: str) -> Message:

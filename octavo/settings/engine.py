@@ -220,6 +220,11 @@ class EngineArgs:
         "a file of `octavo place-experts` that says which ranks have which experts, of "
         "enable_expert_parallel; default: equal numbers, in order",
     )
+    save_expert_loads: str | None = option(
+        None,
+        "a file for the tokens that each expert of each layer gets, which is written at the end; "
+        "`octavo place-experts` reads it",
+    )
     speculative_config: str | Mapping[str, Any] | None = option(
         None,
         'how tokens are drafted, as JSON: {"method": "auto"}; answers stay the same, on a '
@@ -363,6 +368,11 @@ class EngineArgs:
             )
 
     def _check_experts(self) -> None:
+        if self.save_expert_loads is not None and self.data_parallel_size > 1:
+            raise ConfigError(
+                f"save_expert_loads: {self.data_parallel_size} replicas would write the same file; "
+                "save those of one engine, with data_parallel_size=1"
+            )
         if self.expert_placement is not None and not self.enable_expert_parallel:
             raise ConfigError(
                 "expert_placement is of enable_expert_parallel, which is off: turn it on, or leave "

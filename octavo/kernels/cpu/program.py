@@ -80,8 +80,8 @@ class Program:
     ``packed(weight)`` returns the struct of a weight that was packed before; it must stay valid as
     long as the program. ``kept`` are values that :meth:`buffer` can return after a step, in
     addition to those of the head and of inputs. Without a head, ``vocab_size`` is 0 and nothing is
-    sampled: so it is in all stages of a pipeline but the last. Of a ``group``, it computes ``part``,
-    which is that of the group's rank.
+    sampled: so it is in all stages of a pipeline but the last. Of a ``group``, it computes
+    ``part``, which is that of the group's rank.
     """
 
     def __init__(
