@@ -35,9 +35,6 @@ def run(args: argparse.Namespace) -> int:
 
     if args.ranks is None:
         raise UsageError("say how many ranks share the experts: --ranks N")
-    for name, given in (("--ranks", args.ranks), ("--slots", args.slots)):
-        if given is not None and given < 1:
-            raise UsageError(f"{name} is {given}, and must be 1 or more")
     counted = read_loads(args.loads)
     loads, num_experts = counted.loads, len(counted.loads[0])
     placed = place_experts(loads, args.ranks, args.slots)

@@ -1,9 +1,9 @@
 """Placement of experts on ranks by how many tokens each of them got, with copies of the busiest.
 
-As in DeepSeek's EPLB (https://github.com/deepseek-ai/EPLB): each layer for itself, free places go
-one by one to the expert whose copies have most to do each; then the copies, the busiest first, go
-each to the rank with least to do that has a place left, and not the same expert already. A layer for
-which this is no better than equal runs of experts has those.
+As in DeepSeek's EPLB (https://github.com/deepseek-ai/EPLB), each layer for itself: free places go
+one by one to the expert whose copies have most to do each. Then the copies, the busiest first, go
+each to the rank with least to do that has a place left, and not the same expert already. A layer
+for which this is no better than equal runs of experts has those.
 """
 
 from __future__ import annotations

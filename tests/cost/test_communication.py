@@ -223,6 +223,8 @@ def test_layouts_of_processors_that_cannot_be():
     assert link_between(device, Parallel(tp=8)).bandwidth == device.memory_bandwidth / 4
     with pytest.raises(ConfigError, match="16 ranks do not share the memory of one machine, but 8"):
         link_between(device, Parallel(tp=16))
-    for others in ({"pp": 2}, {"tp": 2, "ep": 2}):
-        with pytest.raises(ConfigError, match="choose tp, or copies"):
-            link_between(device, Parallel(**others))
+    with pytest.raises(ConfigError, match="choose tp, or copies"):
+        link_between(device, Parallel(pp=2))
+    assert link_between(device, Parallel(tp=2, ep=2)) == link_between(device, Parallel(tp=2))
+    with pytest.raises(ConfigError, match="choose ep = tp, here 1, or 1"):
+        link_between(device, Parallel(dp=2, ep=2))
