@@ -14,6 +14,7 @@ goes on behind the last whole block.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import struct
@@ -22,6 +23,8 @@ import zlib
 from typing import Protocol
 
 from octavo.offload.block_folder import DamagedBlockError
+
+_log = logging.getLogger("octavo")
 
 _MAGIC = 0x4F43_544B_5600_0001  # "OCTKV", and the version of this format
 _HEAD = struct.Struct("<QQQQ32s")  # magic, bytes of a block, slots, count, identity
@@ -158,10 +161,6 @@ class SharedBlocks:
             if found == number:
                 self._numbers[name] = number
 
-    @property
-    def num_slots(self) -> int:
-        return self._region.num_slots
-
     def __contains__(self, name: bytes) -> bool:
         """Return whether a block is there, and will be for a while: half of the slots are
         overwritten before its own is."""
@@ -211,6 +210,7 @@ class SharedBlocksReader(BlockSource):
         self._numbers: dict[bytes, int] = {}
         self._names: dict[int, bytes] = {}  # by number
         self._num_seen = 0
+        self._has_warned = False
 
     @property
     def is_other(self) -> bool:
@@ -233,6 +233,7 @@ class SharedBlocksReader(BlockSource):
                 self._names.clear()
                 self._num_seen = 0
                 if self.is_other:
+                    self._warn()
                     return
             recent = region.recent(count)
             for number in range(max(self._num_seen, recent.start), count):
@@ -245,6 +246,14 @@ class SharedBlocksReader(BlockSource):
                 if self._numbers[name] == oldest:
                     del self._numbers[name]
             self._num_seen = count
+
+    def _warn(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "another replica passes on KV of another model, or of another type, than this one "
+                "has: it is not read. Was the file of the model replaced? Restart the server"
+            )
 
     def read(self, name: bytes, content: memoryview) -> None:
         number = self._numbers.get(name) if name in self else None

@@ -24,7 +24,6 @@ class Peer:
     def __init__(self):
         self.blocks = {}
         self.error = None
-        self.num_slots = 4
 
     def __contains__(self, name):
         return name in self.blocks

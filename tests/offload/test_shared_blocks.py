@@ -116,10 +116,12 @@ def test_who_writes_after_another_goes_on_behind_it(region, reader):
     assert name_of(4) not in reader
 
 
-def test_blocks_of_another_model_are_not_seen(region, reader):
+def test_blocks_of_another_model_are_not_seen(region, reader, caplog):
     other = writer_of(region, bytes(32))
     write(other, 1)
     assert name_of(1) not in reader and reader.is_other
+    write(other, 2)
+    assert name_of(2) not in reader and caplog.text.count("another model") == 1
     write(writer_of(region), 2)
     assert not reader.is_other
     assert name_of(2) in reader and name_of(1) not in reader
