@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from live_ray import Cluster
 
 from octavo.base.errors import ConfigError, EngineError
 from octavo.cluster import ray_serve
@@ -83,8 +84,6 @@ def test_settings_that_there_are_none_of_are_refused():
 def test_a_deployment_answers_as_the_server_does(tmp_path, tiny_model):
     pytest.importorskip("ray.serve")
     pytest.importorskip("aiohttp")
-    from test_ray import Cluster
-
     cluster = Cluster(tmp_path, num_nodes=1)
     try:
         environment = {**os.environ, **cluster.env, "RAY_AUTH_MODE": "token"}
