@@ -36,8 +36,8 @@ def serve(membership: Membership, settings: Message, home: HomeConnection) -> No
     if (why := difference(model_facts(path), settings["facts"])) is not None:
         raise ConfigError(f"rank 0 ({path}): {why}")
     place = numa.places(1, numa.nodes(), settings["threads"])[0]
-    places = {membership.rank: dataclasses.asdict(place)}
-    follower.serve(membership, {**settings, "places": places}, home)
+    own = {"places": {membership.rank: dataclasses.asdict(place)}, "meeting_point": None}
+    follower.serve(membership, {**settings, **own}, home)
 
 
 def model_facts(path: Path) -> Facts:
