@@ -27,6 +27,7 @@ from octavo.models.kv_groups import KVGroups
 from octavo.runtime.capacity import Capacity
 from octavo.runtime.layout import AUTO, parse_ranks
 from octavo.settings.kv_offload import HOST_CACHE_TOKENS, OffloadConfig, default_host_blocks
+from octavo.settings.replica_range import ReplicaRange, parse_replicas
 from octavo.settings.speculation import METHOD_CHOICES, SpeculativeConfig
 from octavo.settings.vllm_compat import translated
 
@@ -207,11 +208,22 @@ class EngineArgs:
         "address of this machine that these stages connect to, HOST or HOST:PORT; default: "
         "loopback, which no other machine reaches",
     )
-    data_parallel_size: int = option(
+    data_parallel_size: int | str = option(
         1,
-        "replicas: whole copies of the engine on this machine, each with its part of the cores and "
-        "of the memory for KV, or a GPU of its own; of octavo serve only",
-        least=1,
+        "replicas: whole copies of the engine, each with its part of this machine's cores and "
+        "memory for KV, or a GPU of its own; LEAST..MOST, such as 1..8, has them come and go with "
+        "the load; of octavo serve only",
+    )
+    distributed: str | None = option(
+        None,
+        "who places the replicas: ray, on the machines of a Ray cluster (octavo cluster); default: "
+        "they are on this machine; of octavo serve only",
+        ("ray",),
+    )
+    ray_address: str | None = option(
+        None,
+        "HOST:PORT of the Ray cluster; default: that of RAY_ADDRESS, or the one that octavo "
+        "cluster has started on this machine",
     )
     prefill_replicas: int = option(
         0,
@@ -224,7 +236,21 @@ class EngineArgs:
         "memory for KV on its way: what each of the prefill_replicas keeps for others, and what "
         "each replica receives (default: 1GiB)",
     )
-    enable_expert_parallel: bool = option(False, "devices that share the experts")
+    enable_expert_parallel: bool = option(
+        False,
+        "each of the tensor_parallel_size ranks has whole experts of a model that has some, in "
+        "place of some rows of every expert",
+    )
+    expert_placement: str | None = option(
+        None,
+        "a file of `octavo place-experts` that says which ranks have which experts, of "
+        "enable_expert_parallel; default: equal numbers, in order",
+    )
+    save_expert_loads: str | None = option(
+        None,
+        "a file for the tokens that each expert of each layer gets, which is written at the end; "
+        "`octavo place-experts` reads it",
+    )
     speculative_config: str | Mapping[str, Any] | None = option(
         None,
         'how tokens are drafted, as JSON: {"method": "auto"}; answers stay the same, on a '
@@ -272,6 +298,9 @@ class EngineArgs:
         if self.max_model_len not in (None, "auto"):
             check_number("max_model_len", self.max_model_len, 2)
         parse_ranks(self.tensor_parallel_size)
+        parse_replicas(self.data_parallel_size)
+        if self.ray_address is not None and self.distributed != "ray":
+            raise ConfigError("ray_address is of distributed ray, which is not asked for")
         if not (isinstance(self.device, str) and _DEVICE.fullmatch(self.device)):
             raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
@@ -288,7 +317,7 @@ class EngineArgs:
         self.speculation()  # raises if it is wrong
         self._check_sink_windows()
         self._check_stages()
-        self._refuse_unsupported()
+        self._check_experts()
 
     @property
     def asked_model_len(self) -> int | None:
@@ -363,20 +392,33 @@ class EngineArgs:
                 "meet four times in it, which takes them longer over a network than the layer "
                 "itself: leave it at 1, and give more stages, or more threads to each"
             )
-        if self.data_parallel_size > 1:
+        if self.replicas.most > 1:
             raise ConfigError(
                 f"data_parallel_size={self.data_parallel_size}: replicas would share the machines "
                 "of stage_command; leave it at 1, and start a server for each"
             )
+        if self.distributed is not None:
+            raise ConfigError(
+                f"distributed={self.distributed} places an engine on one machine, and "
+                "stage_command names others for its stages: leave out one of them"
+            )
 
-    def _refuse_unsupported(self) -> None:
-        """Raise ConfigError for a setting that would have no effect; none is ignored."""
-        for name, only in (("enable_expert_parallel", False),):
-            if getattr(self, name) != only:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)!r} is not supported in this version of octavo: "
-                    f"leave it at {only!r}"
-                )
+    def _check_experts(self) -> None:
+        if self.save_expert_loads is not None and self.replicas.most > 1:
+            raise ConfigError(
+                f"save_expert_loads: {self.replicas.most} replicas would write the same file; "
+                "save those of one engine, with data_parallel_size=1"
+            )
+        if self.expert_placement is not None and not self.enable_expert_parallel:
+            raise ConfigError(
+                "expert_placement is of enable_expert_parallel, which is off: turn it on, or leave "
+                "out the placement"
+            )
+        if self.enable_expert_parallel and self.tensor_parallel_size == 1:
+            raise ConfigError(
+                "enable_expert_parallel: the ranks that share the experts are those of "
+                "tensor_parallel_size, which is 1: raise it, or leave experts together"
+            )
 
     def _check_roles(self) -> None:
         """Raise ConfigError if prompts and answers cannot be computed apart."""
@@ -385,7 +427,12 @@ class EngineArgs:
                 raise ConfigError("kv_buffer_size means nothing without prefill_replicas")
             return
         asked = f"prefill_replicas={self.prefill_replicas}"
-        if self.prefill_replicas >= self.data_parallel_size:
+        if self.replicas.is_elastic or self.distributed is not None:
+            raise ConfigError(
+                f"{asked}: replicas with roles neither come and go, nor are they placed by "
+                "distributed: give one number as data_parallel_size, and leave distributed out"
+            )
+        if self.prefill_replicas >= self.replicas.least:
             raise ConfigError(
                 f"{asked} of data_parallel_size={self.data_parallel_size} replicas leaves none for "
                 f"answers: set data_parallel_size to {self.prefill_replicas + 1} or more"
@@ -399,6 +446,11 @@ class EngineArgs:
                 f"{asked} and tensor_parallel_size={self.tensor_parallel_size} do not go together: "
                 "each rank has a part of the KV, and one would pass on its own alone; leave it at 1"
             )
+        if self.pipeline_parallel_size > 1:
+            raise ConfigError(
+                f"{asked} and pipeline_parallel_size={self.pipeline_parallel_size} do not go "
+                "together: each stage has a part of the KV; leave it at 1"
+            )
         self.kv_buffer_bytes  # noqa: B018 - checks it
 
     @property
@@ -408,13 +460,28 @@ class EngineArgs:
             DEFAULT_KV_BUFFER if self.kv_buffer_size is None else self.kv_buffer_size
         )
 
+    @property
+    def replicas(self) -> ReplicaRange:
+        """``data_parallel_size``, read."""
+        return parse_replicas(self.data_parallel_size)
+
+    @property
+    def has_replicas(self) -> bool:
+        """True if a server has its engines behind a router, be it one of them or many."""
+        return self.replicas.most > 1 or self.distributed is not None
+
     def refuse_replicas(self) -> None:
         """Raise ConfigError if several replicas are asked for, where there is one engine."""
-        if self.data_parallel_size > 1:
+        if self.replicas.most > 1:
             raise ConfigError(
                 f"data_parallel_size={self.data_parallel_size}: only a server has several replicas:"
                 f" octavo serve {self.model} --data-parallel-size {self.data_parallel_size}; leave "
                 "it at 1 here"
+            )
+        if self.distributed is not None:
+            raise ConfigError(
+                f"distributed={self.distributed}: only a server has its engines placed by others: "
+                f"octavo serve {self.model} --distributed {self.distributed}; leave it out here"
             )
 
     def serving(self) -> EngineArgs:

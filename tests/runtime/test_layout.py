@@ -105,3 +105,30 @@ def test_numbers_of_ranks(text):
 def test_what_is_no_number_of_ranks(text):
     with pytest.raises(ConfigError, match="an integer of at least 1, or auto, not"):
         parse_ranks(text)
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "given", "words"),
+    [
+        (1, 9, {"num_layers": 4}, "9 stages cannot have its 4 layers.*; .* pipeline_.*_size=4$"),
+        (2, 4, {"num_cores": 6}, "4 stages of 2 ranks need a core each, and 6 may be used.*=3$"),
+        (1, 8, {"num_cores": 2}, "8 stages of 1 rank need a core.*is pipeline_parallel_size=2$"),
+        (9, 2, {"num_heads": 4, "num_cores": 64}, "9 ranks cannot share its 4 query heads.*=2$"),
+        (2, 2, {"why_alone": "a toaster"}, "a toaster; the nearest is pipeline_parallel_size=1$"),
+        (
+            2,
+            3,
+            {"free_bytes": 5 * GIB, "needed_bytes": lambda count: count * GIB},
+            "6 ranks need 6.00 GiB together, .* tensor_parallel_size=2, pipeline_.*_size=2$",
+        ),
+        (1, 2, {"free_bytes": 0.0, "needed_bytes": lambda count: count * GIB}, "no other number"),
+    ],
+)
+def test_pipelines_that_cannot_be(tp, pp, given, words):
+    with pytest.raises(ConfigError, match=f"pipeline_parallel_size={pp}: tiny: .*{words}"):
+        check_ranks(tp, bounds(**given), pp)
+
+
+def test_stages_share_the_nodes_of_auto():
+    assert resolve_ranks("auto", bounds(), num_nodes=4, pp=2) == 2
+    assert resolve_ranks("auto", bounds(), num_nodes=1, pp=2) == 1

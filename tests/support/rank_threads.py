@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 
 from octavo.base.errors import PeerEndedError
-from octavo.kernels.cpu.group import ShmGroup
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.following_forward import Follower, follow
 from octavo.runtime.rank import Rank
@@ -93,11 +92,12 @@ def _end(
 
 
 def lone_follower(like: Rank, model, config) -> Follower:
-    """Return a follower of a group that has ended: what it is told to compute ends at the first
-    meeting."""
-    home = ShmGroup.create(2, num_bytes=_NUM_BYTES)
-    group = ShmGroup.attach(os.dup(home.fd), 1, 2)
-    rank = Rank.of_model(replace(like.spec, group=group), model, config)
+    """Return the last follower of a group, or pipeline, that has ended: what it is told to compute
+    ends at the first exchange."""
+    spec = like.spec
+    memory = RankMemory(spec.part.size, spec.stage.count, num_bytes=_NUM_BYTES)
+    membership = membership_of(memory, memory.num_ranks - 1)
+    rank = Rank.of_model(_joined(spec, membership), model, config)
     rank.start(like.forward.limits)
-    home.abort()
+    memory.abort()
     return Follower(rank.forward)

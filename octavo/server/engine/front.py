@@ -198,6 +198,7 @@ class Front(abc.ABC):
         """Return the predicted seconds to its first token; raise QueueFullError if that is too
         long."""
         num_tokens = len(request.prompt_token_ids)
+        ttft_admission.note_prompt(num_tokens)
         try:
             stats, waiting = self._load_before(request.tenant, num_tokens)
             return ttft_admission.check(self.facts, stats, waiting, num_tokens)

@@ -406,6 +406,11 @@ class EngineFacts:
     max_output_tokens: int | None = None
 
     @property
+    def num_stages(self) -> int:
+        """Number of stages of the engine's pipeline."""
+        return int(self.info.get("pipeline_parallel_size", 1))
+
+    @property
     def num_slots(self) -> int:
         """Number of tokens whose KV one request can hold in the pool.
 
@@ -542,6 +547,9 @@ class EngineObserver:
 
     def on_routed(self, replica: int) -> None:
         """A request was sent to a replica, of several."""
+
+    def on_scaled(self, direction: str) -> None:
+        """A replica is started (up) or drained (down) since the load asks for it."""
 
     def on_removed(self, replica: int) -> None:
         """A replica was removed, as an operator had asked: its engine has ended."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.server.engine.in_flight_record import InFlightRecord
 from octavo.server.engine.wire import Message, encode_message
@@ -27,6 +28,42 @@ WORKER = "octavo.server.engine.worker"
 _BUFFER_BYTES = 4 << 20
 
 
+class RunningEngine(Protocol):
+    """An engine's process, wherever it runs."""
+
+    async def connect(self, protocol: Callable[[], asyncio.Protocol]) -> None:
+        """Have a protocol served by the connection to it; returns once there is one.
+
+        Raises:
+            OctavoError: it did not start, or cannot be reached.
+        """
+        ...
+
+    def kill(self, signum: int = KILL) -> None:
+        """End it at once. No error if it has ended already."""
+        ...
+
+    def wait(self) -> str:
+        """Wait until it has ended, and return how, in words."""
+        ...
+
+    def at_work(self) -> list[str]:
+        """Return the names of the samples that it was computing when it ended."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts engines, one after another."""
+
+    def launch(self) -> RunningEngine:
+        """Begin to start an engine. OSError if the system refuses."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds for the next engine: there will be none. May be repeated."""
+        ...
+
+
 class ProcessLauncher:
     """Starts engines, one after another, each in a fresh interpreter: it shares nothing with the
     server.
@@ -37,6 +74,7 @@ class ProcessLauncher:
         cpus: the processors that an engine is pinned to; empty: it is not pinned.
         transfer: where the engine passes KV on and gets it from; None where prompts are not
             computed apart. It stays open.
+        when_closed: called by ``close``: there will be no further engine.
     """
 
     def __init__(
@@ -45,9 +83,12 @@ class ProcessLauncher:
         log_format: str = "text",
         cpus: Sequence[int] = (),
         transfer: TransferFiles | None = None,
+        *,
+        when_closed: Callable[[], None] = lambda: None,
     ):
         self._cpus = cpus
         self._transfer = transfer
+        self._when_closed = when_closed
         self._args = {**dataclasses.asdict(args), "given": sorted(args.given_settings())}
         self._log_format = log_format
         self._ahead: EngineProcess | None = None
@@ -69,12 +110,14 @@ class ProcessLauncher:
         return EngineProcess(self._args, self._log_format, self._cpus, self._transfer)
 
     def close(self) -> None:
-        """End the engine that was started ahead, if ``launch`` was not called for it."""
+        """End the engine that was started ahead, if ``launch`` was not called for it. May be
+        repeated."""
         if self._ahead is not None:
             engine = self.launch()
             engine.kill()
             engine.connection.close()
             engine.wait()
+        self._when_closed()
 
 
 class EngineProcess:
@@ -106,6 +149,11 @@ class EngineProcess:
             further = () if transfer is None else transfer.descriptors
             self.process = _start_worker(their_end.fileno(), record_fd, log_format, further)
             ours.pop_all()  # it runs: our end stays open
+
+    async def connect(self, protocol: Callable[[], asyncio.Protocol]) -> None:
+        """Have a protocol of this event loop served by the connection."""
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(protocol, sock=self.connection)
 
     @property
     def pid(self) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from octavo.base.errors import ConfigError
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 class ReplicaLaunchers:
     """Makes the launcher of each replica: the same engine, on a device and with files of its own.
 
-    Cores and memory are shared by ``data_parallel_size``, which each engine is told.
+    Cores and memory are shared by the most of ``data_parallel_size``, which each engine is told.
 
     Raises:
         ConfigError: so many replicas cannot run here; names the nearest number that can.
@@ -34,7 +36,8 @@ class ReplicaLaunchers:
         ranks = args.tensor_parallel_size
         self._gpus_each = ranks if isinstance(ranks, int) else 1  # auto is one on a GPU
         self._ahead: dict[int, ProcessLauncher] = {}
-        size = args.data_parallel_size
+        self._slots = Slots()
+        size = args.replicas.most
         self._places = () if self._num_gpus is not None else _places(size, args.threads)
         if self._num_gpus is not None:
             self._check_gpus(self._num_gpus)
@@ -43,7 +46,7 @@ class ReplicaLaunchers:
         self._transfers: dict[int, TransferFiles] = {}  # by replica
 
     def _check_gpus(self, num_gpus: int) -> None:
-        args, size = self._args, self._args.data_parallel_size
+        args, size = self._args, self._args.replicas.most
         if args.device not in ("auto", "cuda"):
             raise ConfigError(
                 f"device {args.device} is one GPU, and each of {size} replicas needs one of its "
@@ -59,12 +62,14 @@ class ReplicaLaunchers:
 
     def launch_ahead(self) -> None:
         """Start all engines: they load while the server is being imported."""
-        for number in range(self._args.data_parallel_size):
+        for number in range(self._args.replicas.least):
             launcher = self._ahead[number] = self._create(number)
             launcher.launch_ahead()
 
     def create(self, number: int) -> ProcessLauncher:
         """Return the launcher of the replica of this number.
+
+        What is its own, a GPU or a folder, goes to another one when the launcher is closed.
 
         Raises:
             ConfigError: there is no GPU for it.
@@ -85,7 +90,7 @@ class ReplicaLaunchers:
 
     def describe(self) -> str:
         """Return how the replicas share this machine, for the log."""
-        args, size = self._args, self._args.data_parallel_size
+        args, size = self._args, self._args.replicas.most
         roles = (
             f"; {args.prefill_replicas} of them compute prompts" if args.prefill_replicas else ""
         )
@@ -101,22 +106,27 @@ class ReplicaLaunchers:
         return f"{size} replicas share {cores} cores: {shared}{roles}"
 
     def _create(self, number: int) -> ProcessLauncher:
+        slot = self._slots.take()
         changes: dict[str, Any] = {}
         if self._num_gpus is not None:
-            first = number * self._gpus_each
+            first = slot * self._gpus_each
             if first + self._gpus_each > self._num_gpus:
+                self._slots.give_back(slot)
                 raise ConfigError(f"there is no GPU for one more replica: all {first} are in use")
             changes["device"] = f"cuda:{first}"
-        if self._args.kv_offload is not None:
-            folder, num_bytes = parse_folder(self._args.kv_offload)
-            part = num_bytes // self._args.data_parallel_size
-            changes["kv_offload"] = f"{folder / f'replica-{number}'}:{part}"
+        changes |= offload_of_replica(self._args, slot)
         cpus: Sequence[int] = ()
         if self._places:
-            place = self._places[number % len(self._places)]
+            place = self._places[slot % len(self._places)]
             changes["threads"], cpus = place.num_threads, place.cpus
         args = dataclasses.replace(self._args, **changes, given=self._args.given_settings())
-        return ProcessLauncher(args, self._log_format, cpus, self._transfer_of(number))
+        return ProcessLauncher(
+            args,
+            self._log_format,
+            cpus,
+            self._transfer_of(number),
+            when_closed=partial(self._slots.give_back, slot),
+        )
 
     def _transfer_of(self, number: int) -> TransferFiles | None:
         """Return the files of a replica: a prefill replica writes what the others read."""
@@ -150,6 +160,33 @@ def _create_regions(count: int, num_bytes: int) -> list[int]:
     from octavo.offload.shared_blocks import create_region
 
     return [create_region(num_bytes) for _ in range(count)]
+
+
+class Slots:
+    """Numbers from 0 on, each of one replica at a time: of its GPU, its cores and its files.
+
+    The numbers of replicas themselves are never used again.
+    """
+
+    def __init__(self) -> None:
+        self._taken: set[int] = set()
+
+    def take(self) -> int:
+        """Return the lowest number that is free."""
+        slot = next(number for number in itertools.count() if number not in self._taken)
+        self._taken.add(slot)
+        return slot
+
+    def give_back(self, slot: int) -> None:
+        self._taken.discard(slot)
+
+
+def offload_of_replica(args: EngineArgs, slot: int) -> dict[str, str]:
+    """Return the setting of a replica's own part of the folder for evicted KV, if there is one."""
+    if args.kv_offload is None:
+        return {}
+    folder, num_bytes = parse_folder(args.kv_offload)
+    return {"kv_offload": f"{folder / f'replica-{slot}'}:{num_bytes // args.replicas.most}"}
 
 
 def _places(size: int, threads: int | None) -> Sequence[numa.RankPlace]:

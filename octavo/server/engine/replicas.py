@@ -27,7 +27,7 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.base.errors import ConfigError, EngineError, EngineUnavailableError, OctavoError
 from octavo.core.block_store import following_keys, root_key
@@ -38,7 +38,7 @@ from octavo.core.stats import StepStats, summed
 from octavo.server.engine.front import Front
 from octavo.server.engine.generation import EngineFacts, EngineState
 from octavo.server.engine.output_record import OutputRecord
-from octavo.server.engine.process import ProcessLauncher
+from octavo.server.engine.process import Launcher
 from octavo.server.engine.replica_pool import ReplicaPool
 from octavo.server.engine.supervisor import Supervisor
 from octavo.server.engine.waiting_queue import EngineLink, PendingGeneration, QueuedWork
@@ -50,7 +50,28 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("octavo.server")
 
-CreateLauncher = Callable[[int], ProcessLauncher]
+
+class Launchers(Protocol):
+    """Makes the launchers of a server's replicas."""
+
+    def launch_ahead(self) -> None:
+        """Begin to start the first engines."""
+        ...
+
+    def create(self, number: int) -> Launcher:
+        """Return the launcher of a replica. ConfigError if there can be none."""
+        ...
+
+    def close(self) -> None:
+        """End what was started ahead and is not needed, and give back what replicas held."""
+        ...
+
+    def describe(self) -> str:
+        """Return where the replicas run, for the log."""
+        ...
+
+
+CreateLauncher = Callable[[int], Launcher]
 """Returns the launcher of a replica by its number; ConfigError if there can be none."""
 
 # Tokens of a prompt that are worth being computed apart, as long as their time is not known.
@@ -70,7 +91,7 @@ class Replica:
         self,
         number: int,
         owner: ReplicaSet,
-        launcher: ProcessLauncher,
+        launcher: Launcher,
         engine_timeout: float,
         role: Role | None = None,
     ):
@@ -82,7 +103,7 @@ class Replica:
         self.entries: dict[PendingGeneration, None] = {}
         self.view: TrackedReplica | None = None  # since it was first ready
         self._owner = owner
-        self._num_samples = 0  # of the entries
+        self.num_samples = 0  # of the entries
         self._most_samples = 0
 
     @property
@@ -101,7 +122,7 @@ class Replica:
 
     @property
     def has_place(self) -> bool:
-        return self.is_up and self._num_samples < self._most_samples
+        return self.is_up and self.num_samples < self._most_samples
 
     @property
     def is_coming(self) -> bool:
@@ -138,14 +159,14 @@ class Replica:
     def take(self, entry: PendingGeneration) -> None:
         """Note a request that is sent to it."""
         self.entries[entry] = None
-        self._num_samples += entry.work.samples
+        self.num_samples += entry.work.samples
         if self.view is not None and entry.ask is not None:
             self.view.sent(entry.generation.request.request_id, entry.ask)
 
     def release(self, entry: PendingGeneration) -> None:
         """Forget a request, which is over, or runs elsewhere."""
         del self.entries[entry]
-        self._num_samples -= entry.work.samples
+        self.num_samples -= entry.work.samples
         if self.view is not None:
             self.view.ended(entry.generation.request.request_id)
 
@@ -238,6 +259,21 @@ class ReplicaSet(Front):
             self.num_queued_samples,
             sum(pool.queue.num_tokens for pool in self._pools.values()),
         )
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that are not over: those that wait here, and those that replicas have."""
+        at_replicas = sum(replica.num_samples for replica in self.replicas)
+        return self.num_queued_samples + at_replicas
+
+    def predicted_ttft(self) -> float | None:
+        """Return the predicted seconds to its first token of a request that came now, as long as
+        requests are on the mean; None if unknown."""
+        if self._ttft_admission is None:
+            return None
+        num_tokens = self._ttft_admission.prompt_tokens
+        stats, waiting = self._load_before("", num_tokens)
+        return self._ttft_admission.predict(self.facts, stats, waiting, num_tokens)
 
     @property
     def num_restarts(self) -> int:

@@ -5,7 +5,9 @@ because what crosses is small: a prompt's ids once, and some forty bytes for eac
 
 To the engine, by ``op``:
 
-    start      args: what EngineArgs takes                                     (the first message)
+    start      args: what EngineArgs takes, cpus: those to run on            (the first message)
+               and clock: {now, boot}, the server's and of which start of its machine, for an engine
+               that may be on another one
     add        id, ids, params: those that differ from their defaults, bad_words: [ids], priority,
                salt, tenant, weight, arrival, isolated: whether in steps of its own
                and resumed: [[index, ids, cumulative logprob]], the samples that go on from another
@@ -17,7 +19,7 @@ To the engine, by ``op``:
     release    id            what ran isolated may share steps from now on
     meter      facts: what StepFacts.as_json gives; steps are measured against these
     snapshots  is_enabled    whether to send snapshots
-    ping       number        answered between two steps, by the engine
+    ping       number, now: the server's clock; answered between two steps, by the engine
     stop
 
 From the engine, by ``ev``:

@@ -20,10 +20,11 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.base.errors import (
     ENDINGS,
@@ -57,6 +58,7 @@ from octavo.serving.loop import EngineLoop
 from octavo.serving.outputs import Delta
 from octavo.serving.text_engine import OutputSoFar, SampleGroup, TextEngine, metrics_of
 from octavo.settings.engine import EngineArgs
+from octavo.system import machine
 from octavo.system.child_process import end_with_parent
 from octavo.system.machine import without_blas_threads
 
@@ -83,6 +85,7 @@ class EngineWorker:
         record: memory in which it notes the requests that it computes.
         meter: the engine's, which a ``meter`` message switches on.
         peers: the KV of other replicas, where prompts are computed apart.
+        clock_lead: seconds by which the engine's clock is ahead of the server's, at most.
 
     Raises:
         EngineError: from ``run``, when the engine can serve nothing any more.
@@ -95,8 +98,11 @@ class EngineWorker:
         meter: SwitchableMeter,
         send: Callable[[Message], None],
         peers: PeerStorage | None = None,
+        *,
+        clock_lead: float = 0.0,
     ):
         self._engine = engine
+        self._clock_lead = clock_lead
         self._peers = peers
         self._to_hand_over: set[str] = set()  # unfinished requests that others go on with
         self._meter = meter
@@ -145,6 +151,9 @@ class EngineWorker:
             case "snapshots":
                 self._enable_snapshots(message["is_enabled"])
             case "ping":
+                # What a message was on its way makes a lead too long, never too short.
+                lead = time.monotonic() - message["now"]
+                self._clock_lead = min(self._clock_lead, lead)
                 self._send({"ev": "pong", "number": message["number"], "record": self._record()})
             case "stop":
                 self._loop.stop()
@@ -205,7 +214,7 @@ class EngineWorker:
                 tenant=message["tenant"],
                 weight=message["weight"],
                 isolated=message["isolated"],
-                arrival_time=message["arrival"],
+                arrival_time=message["arrival"] + self._clock_lead,
                 bad_words_token_ids=tuple(map(tuple, message["bad_words"])),
                 resumed=[OutputSoFar(*each) for each in message.get("resumed", ())],
             )
@@ -289,7 +298,7 @@ class EngineWorker:
                 del self._groups[name]
         message = {
             "ev": "step",
-            "time": self._engine.engine.clock.now(),
+            "time": self._engine.engine.clock.now() - self._clock_lead,
             "record": record_to_list(step.stats),
             "begun": begun,
             "deltas": entries,
@@ -360,8 +369,28 @@ def _stats(group: SampleGroup) -> tuple[Any, ...]:
 # -- the process -----------------------------------------------------------------------------
 
 
+class Connection(Protocol):
+    """The worker's end of what connects it with the server, as a socket has it."""
+
+    def recv(self, num_bytes: int, /) -> bytes:
+        """Wait for some bytes; none are the end."""
+        ...
+
+    def sendall(self, data: bytes, /) -> None:
+        """Send bytes, from any thread that is not the one that receives."""
+        ...
+
+
 def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     """Serve the other end of a socket; returns the exit status."""
+    prepare_process(log_format)
+    connection = socket.socket(fileno=connection_fd)
+    connection.setblocking(True)
+    return serve(connection, InFlightRecord.open(record_fd))
+
+
+def prepare_process(log_format: str) -> None:
+    """Have this process log, leave signals to its parent, and end with it."""
     # Where the system cannot do that, `_pass_on` does it, as soon as a thread can run.
     end_with_parent()
     faulthandler.enable()  # SIGABRT, with which the server ends a process that hangs, shows where
@@ -369,9 +398,11 @@ def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     handler = logging.StreamHandler()
     handler.setFormatter(create_formatter(log_format))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
-    connection = socket.socket(fileno=connection_fd)
-    record = InFlightRecord.open(record_fd)
-    connection.setblocking(True)
+
+
+def serve(connection: Connection, record: InFlightRecord) -> int:
+    """Load the engine that the first message asks for, and serve the connection until its end;
+    returns the exit status."""
     messages = _receive(connection)
 
     def send(message: Message) -> None:
@@ -380,6 +411,7 @@ def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     start = next(messages, None)
     if start is None:  # the server ended before it had said anything
         return 0
+    clock_lead = _lead_of_clock(start)
     if start["cpus"]:
         with contextlib.suppress(OSError):  # some of them are off by now: it runs anywhere
             os.sched_setaffinity(0, start["cpus"])
@@ -393,7 +425,9 @@ def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     except OctavoError as error:
         send({"ev": "failed", **error_to_message(error)})
         return 1
-    worker = EngineWorker(loaded.text_engine, record, meter, send, loaded.peers)
+    worker = EngineWorker(
+        loaded.text_engine, record, meter, send, loaded.peers, clock_lead=clock_lead
+    )
     loaded.ranks.when_one_ends(worker.end)
     made.set_result(worker)
     gc.collect()
@@ -408,7 +442,15 @@ def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     return 0
 
 
-def _receive(connection: socket.socket) -> Iterator[Message]:
+def _lead_of_clock(start: Message) -> float:
+    """Return by how many seconds the clock here is ahead of the server's: 0 on its machine."""
+    clock = start.get("clock")
+    if clock is None or clock["boot"] == machine.boot_id():
+        return 0.0
+    return time.monotonic() - float(clock["now"])
+
+
+def _receive(connection: Connection) -> Iterator[Message]:
     """Yield messages until the other end closes."""
     decoder = MessageDecoder()
     with contextlib.suppress(ConnectionError):

@@ -183,6 +183,11 @@ FAMILIES = (
         REPLICA_LABEL,
     ),
     _counter(
+        "replica_scalings",
+        "Replicas that were started (up) or drained (down) since the load asked for it.",
+        "direction",
+    ),
+    _counter(
         "prefix_cache_queries",
         "Prompt tokens that were looked up in the prefix cache.",
         vllm="=",

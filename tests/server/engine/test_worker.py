@@ -101,7 +101,7 @@ def server(hash_engine):
 
 
 def test_it_answers_and_pongs(server):
-    server.loop.receive({"op": "ping", "number": 7})
+    server.loop.receive({"op": "ping", "number": 7, "now": 0.0})
     server.add("a", [1, 2])
     server.add("b", [3], bad_words=[[4, 5]])
     server.run()
