@@ -147,7 +147,7 @@ def _run_plans(args: argparse.Namespace, is_ranking: bool) -> int:
         _print_plan(terminal.console(), plan, args)
         _print_confirmed(terminal.console(), confirmed)
         _print_splits(terminal.console(), splits)
-    _write_files(args, plan)
+    _write_files(args, plan, splits[0].num_prefill if splits else 0)
     return 0 if plan.is_feasible and all(each.holds for each in confirmed) else INFEASIBLE
 
 
@@ -199,8 +199,8 @@ def _run_search(args: argparse.Namespace) -> int:
     return 0 if solution.search.offers else INFEASIBLE
 
 
-def _write_files(args: argparse.Namespace, plan: Plan) -> None:
-    """Write what ``--plot`` and ``--export`` ask for; ConfigError if a file cannot be written."""
+def _write_files(args: argparse.Namespace, plan: Plan, num_prefill: int = 0) -> None:
+    """Write what ``--plot``, ``--save`` and ``--export`` ask for. ConfigError if that cannot be."""
 
     def draw() -> Figure:
         from octavo.plots.planning import plan_figure
@@ -209,7 +209,7 @@ def _write_files(args: argparse.Namespace, plan: Plan) -> None:
 
     save_plots(args, draw)
     if args.save is not None:
-        _save(args.save, plan)
+        _save(args.save, plan, num_prefill)
     if args.export is None:
         return
     from octavo.planner.formulas import formulas_json
@@ -226,12 +226,12 @@ def _write(path: str, text: str) -> None:
     terminal.say(f"written to {path}")
 
 
-def _save(path: str, plan: Plan) -> None:
+def _save(path: str, plan: Plan, num_prefill: int) -> None:
     """Write the settings of a server that is as planned. ConfigError if there is none."""
     from octavo.planner.serve_settings import serve_settings, summary
 
     try:
-        settings = serve_settings(plan)
+        settings = serve_settings(plan, num_prefill)
     except ConfigError as error:
         if not plan.is_feasible:
             return terminal.say(f"{path} is not written: the plan is not feasible")

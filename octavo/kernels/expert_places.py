@@ -1,4 +1,4 @@
-"""Which ranks of a group have which experts of a model, where each has whole ones (expert
+"""Places of a model's experts on the ranks of a group, where each has whole ones (expert
 parallelism)."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ LayerPlaces = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class ExpertPlaces:
-    """For each layer that has experts, in their order, the ranks that have each of them."""
+    """The ranks that have each expert, for each layer that has experts, in their order."""
 
     layers: tuple[LayerPlaces, ...]
 

@@ -41,8 +41,11 @@ class Setting(NamedTuple):
     why: str
 
 
-def serve_settings(plan: Plan) -> list[Setting]:
+def serve_settings(plan: Plan, num_prefill: int = 0) -> list[Setting]:
     """Return the settings of a server of the deployment that a plan recommends.
+
+    Args:
+        num_prefill: of the replicas, those that compute prompts for the others.
 
     Raises:
         ConfigError: the plan is not feasible, or octavo cannot serve it so; says what to do.
@@ -54,6 +57,9 @@ def serve_settings(plan: Plan) -> list[Setting]:
         *_precision(plan),
         *_limits(plan),
     ]
+    if num_prefill:
+        why = "of the replicas, those that compute prompts: furthest from the limits in simulation"
+        found.append(Setting("prefill_replicas", num_prefill, why))
     _check_server_takes(found)
     return found
 

@@ -55,6 +55,14 @@ def test_replicas_and_copies_are_one_number():
     assert saved("llama-3.1-8b", "h100-sxm:8", dp=2)["data_parallel_size"] == 8
 
 
+def test_replicas_for_prompts_are_saved(tiny_model):
+    found = plan(str(tiny_model), f"{TURIN}:3", Traffic(64, 16, concurrency=4), tp=1)
+    settings = {each.name: each.value for each in serve_settings(found, num_prefill=1)}
+    assert (settings["data_parallel_size"], settings["prefill_replicas"]) == (3, 1)
+    with pytest.raises(ConfigError, match="prefill_replicas"):
+        serve_settings(found, num_prefill=3)
+
+
 def test_this_machine_needs_no_device(tiny_model, monkeypatch):
     from octavo.cost import find_device
 
