@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -160,9 +162,10 @@ class RankGroup(OneRank):
         membership = memory.home
         own = places[0]
         self._adds_up = adds_up
-        self._folder = tempfile.TemporaryDirectory(prefix="octavo-ranks-") if adds_up else None
-        if self._folder is not None:
-            spec = dataclasses.replace(spec, meeting_point=Path(self._folder.name) / "meeting")
+        if adds_up:
+            folder = Path(tempfile.mkdtemp(prefix="octavo-ranks-"))
+            self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            spec = dataclasses.replace(spec, meeting_point=folder / "meeting")
         super().__init__(
             dataclasses.replace(
                 spec,
@@ -175,6 +178,7 @@ class RankGroup(OneRank):
         )
         settings = {
             **sent_settings(spec, model_impl),
+            "meeting_point": str(spec.meeting_point) if adds_up else None,
             "places": [dataclasses.asdict(place) for place in places],
         }
         self._followers = Followers(_FOLLOWER, memory, settings)
@@ -227,5 +231,5 @@ class RankGroup(OneRank):
 
     def close(self) -> None:
         self._followers.close()
-        if self._folder is not None:
-            self._folder.cleanup()
+        if self._adds_up:
+            self._remove()
