@@ -44,7 +44,7 @@ NOT_RUN = {
     "https://api.example.org": "is somebody else's server",
     "http://gpu:8000": "is another machine",
     "10.0.0.5": "is the address of a machine that has others beside it",
-    "--link connect": "needs the ticket of another machine: tests/cli/test_calibrate.py has one",
+    "calibrate --link": "measures no model: tests/cli/test_calibrate.py does it",
 }
 # What takes longer than a few seconds even so: with `-m long`. So do loads for servers that
 # `bench serve` starts itself.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from octavo.planner.answer import Plan, Question
     from octavo.planner.cheapest import CheapestPlan
     from octavo.planner.confirmation import SimulatedLimit
+    from octavo.planner.prefill_split import PrefillSplit
 
 EXAMPLES = """\
 MODEL is a name of the catalogue, a model that is here, a config.json, a folder or a GGUF file;
@@ -63,6 +64,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "have production's scheduler, simulated, say what it makes of the limits of --slo; "
         "--cheapest always does",
     )
+    add_switch(
+        parser,
+        "--disaggregate",
+        "simulate each number of replicas that could compute prompts for the others, and "
+        "say which keeps furthest from the limits of --slo",
+    )
     group = parser.add_argument_group("output")
     add_switch(group, "--memory", "what memory goes to")
     add_switch(group, "--roofline", "what steps go to, by operation")
@@ -80,7 +87,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "write the settings that are recommended, each with its reason, for octavo serve "
         "--config FILE: YAML, or TOML",
     )
-    rarely(parser, "--most-devices", "--confirm", "--roofline", "--save", "--export", "--plot")
+    rarely(
+        parser,
+        *("--most-devices", "--confirm", "--disaggregate", "--roofline", "--save", "--export"),
+        "--plot",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -90,6 +101,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--confirm needs --slo: it says whether limits hold")
     if args.save is not None:
         check_name(args.save)
+    if args.disaggregate and args.slo is None:
+        raise UsageError("--disaggregate needs --slo: splits are compared by its limits")
+    if args.disaggregate and args.cheapest:
+        raise UsageError("--disaggregate splits the replicas of a plan: leave out --cheapest")
     from octavo.planner.ranking import is_of_several
 
     if args.cheapest:
@@ -111,8 +126,11 @@ def _run_plans(args: argparse.Namespace, is_ranking: bool) -> int:
         plans = [answer(question)]
     plan = plans[0]
     confirmed = _confirmed(plan) if args.confirm else ()
+    splits = _splits(plan) if args.disaggregate else ()
     if args.json:
         document = plan_json(plan)
+        if args.disaggregate:
+            document["splits"] = [each.as_json() for each in splits]
         if is_ranking:
             document["ranked"] = ranked_json(plans)
         if args.confirm:
@@ -128,6 +146,7 @@ def _run_plans(args: argparse.Namespace, is_ranking: bool) -> int:
             _print_ranking(terminal.console(), plans, question)
         _print_plan(terminal.console(), plan, args)
         _print_confirmed(terminal.console(), confirmed)
+        _print_splits(terminal.console(), splits)
     _write_files(args, plan)
     return 0 if plan.is_feasible and all(each.holds for each in confirmed) else INFEASIBLE
 
@@ -140,6 +159,27 @@ def _confirmed(plan: Plan) -> Sequence[SimulatedLimit]:
         return ()
     with terminal.spinner("simulating"):
         return confirm(plan.verdict, plan.slo)
+
+
+def _splits(plan: Plan) -> Sequence[PrefillSplit]:
+    from octavo.planner.prefill_split import prefill_splits
+
+    with terminal.spinner("simulating splits"):
+        return prefill_splits(plan.verdict, plan.slo)
+
+
+def _print_splits(console: Console, splits: Sequence[PrefillSplit]) -> None:
+    """Print a line for each split, the best first."""
+    if not splits:
+        return
+    console.print("replicas that compute prompts for the others, the best first:")
+    for each in splits:
+        limits = ", ".join(
+            f"{found.limit.name} {found.seconds * 1e3:,.1f} of {found.limit.seconds * 1e3:,.0f} ms"
+            for found in each.limits
+        )
+        busy = "".join(f"; {name} {about['busy']:.0%} busy" for name, about in each.roles.items())
+        console.print(f"  --prefill-replicas {each.num_prefill}: {limits}{busy}", markup=False)
 
 
 def _run_search(args: argparse.Namespace) -> int:

@@ -9,7 +9,9 @@ of latency: small messages, as those of decoding, take little else. For n ranks 
     point to point   alpha +           S / bandwidth
 
 A stage of a pipeline sends the hidden states of a step to the next one: as wide as activations on
-GPUs, and as 32-bit floats on processors, which keep all their bits.
+GPUs, and as 32-bit floats on processors, which keep all their bits. That is one row a token; what a
+last layer's norm, or experts with shared ones, would add to it goes as a second row in an engine on
+processors, and is not counted.
 
 Ranks on processors (scheme `gather`) send nothing: each writes its part of a value into memory that
 all have, they meet, and each reads what the others wrote. That is an all-gather whose S is what all
@@ -70,6 +72,7 @@ class Link:
         return _NETWORK_LATENCY_S if self.network is None else self.network.latency_s
 
 
+_LOGIT_BYTES = 4
 # Between machines, for each device: 400 Gbit/s of which 0.8 is reached.
 _NETWORK_REACHED, _NETWORK_LATENCY_S = 40e9, 20e-6
 # By what a link is called. Shares from Vidur's all-reduces of 64 MB: bus bandwidths of 156, 167 and
@@ -265,15 +268,20 @@ def _sends_to_experts(parallel: Parallel) -> bool:
 
 
 def _of_tensors(model: RankModel, rows: RowCounts, hidden: float, link: Link) -> list[Transfer]:
-    """Two sums in each layer, after attention and after the MLP; the logits at the end."""
+    """A sum of embeddings; two in each layer, after attention and after the MLP, and one after the
+    MLP that all tokens use beside experts; the logits at the end, which are float32."""
     tp, pp = model.parallel.tp, model.parallel.pp
-    sums = 2 * model.num_layers
+    shared = sum(each.count for each in model.matrices if each.name == "shared.down")
+    sums = 2 * model.num_layers + shared
     if _sends_to_experts(model.parallel):
         sums -= model.num_moe_layers  # whose results come back by themselves
     sums *= pp
-    said = [Transfer("layers.all_reduce", sums, sums * hidden, sums * all_reduce(hidden, tp, link))]
+    said = [
+        Transfer("embedding.all_reduce", 1, hidden, all_reduce(hidden, tp, link)),
+        Transfer("layers.all_reduce", sums, sums * hidden, sums * all_reduce(hidden, tp, link)),
+    ]
     if rows.num_sampled:
-        logits = rows.num_sampled * model.vocab_size * model.activation_bytes
+        logits = float(rows.num_sampled * model.vocab_size * _LOGIT_BYTES)
         said.append(Transfer("head.all_gather", 1, logits, all_gather(logits, tp, link)))
     return said
 

@@ -125,7 +125,7 @@ def _model_of(
 
 
 def _exchange(spec: ModelSpec, parallel: Parallel, span: range) -> Exchange | None:
-    """What ranks on processors exchange in some layers."""
+    """The exchange of ranks on processors in some layers; None of others."""
     if parallel.scheme != "gather":
         return None
     return exchange_of(spec, parallel.tp, span)

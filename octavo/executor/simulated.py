@@ -36,7 +36,7 @@ class StageTimes(Protocol):
 
 
 class StageSpan(NamedTuple):
-    """When a stage begins a step, and when it has done it."""
+    """The moments at which a stage begins a step, and ends it."""
 
     begun: float
     ended: float

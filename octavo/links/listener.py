@@ -39,6 +39,7 @@ from octavo.links.ticket import TOKEN_BYTES, Address, Ticket
 _log = logging.getLogger("octavo")
 
 LOOPBACK = Address("127.0.0.1")
+_ALL_ADDRESSES = ("0.0.0.0", "::")
 # Connections that have not shown a token yet. One more takes the place of the oldest.
 _MOST_UNKNOWN = 32
 
@@ -98,7 +99,8 @@ class Listener:
         advertised: the host that others reach it at, if that is not the one of ``address``.
 
     Raises:
-        ConfigError: the address cannot be bound, or the package for certificates is missing.
+        ConfigError: the address cannot be bound, or others cannot know it, or the package for
+            certificates is missing.
     """
 
     def __init__(
@@ -108,6 +110,11 @@ class Listener:
         advertised: str | None = None,
         patience: Patience | None = None,
     ):
+        if advertised is None and address.host in _ALL_ADDRESSES:
+            raise ConfigError(
+                f"{address} is all addresses of this machine, and others need one to connect to: "
+                "give that"
+            )
         self._certificate = make_certificate()
         self._socket = _bind(address)
         port = self._socket.getsockname()[1]

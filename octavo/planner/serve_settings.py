@@ -16,6 +16,7 @@ from octavo.cost.file_weights import has_weights
 from octavo.cost.find_device import AUTO
 from octavo.cost.precision import precision_of
 from octavo.cost.prediction import Prediction
+from octavo.cost.shares import WHOLE
 from octavo.planner.answer import Plan
 from octavo.planner.deployment import Deployment
 from octavo.runtime.layout import why_one_rank
@@ -108,8 +109,9 @@ def _check(plan: Plan) -> None:
         raise ConfigError(deployment.spec.why_not_run)
     _check_is_one_machine(plan.question.hardware)
     if deployment.parallel.tp * deployment.parallel.pp > 1:
-        device = "cpu" if deployment.device.kind == "cpu" else "cuda"
-        if (why := why_one_rank("native", device, "linux")) is not None:
+        kernels, device = _kernels_of(deployment)
+        pp = deployment.parallel.pp
+        if (why := why_one_rank(kernels, device, "linux", pp=pp)) is not None:
             raise ConfigError(f"{deployment.parallel.text()}: {why}: choose --tp 1 --pp 1")
     own = precision_of(deployment.spec, None, deployment.precision.kv.name)
     if deployment.precision.rule != own.rule:
@@ -118,6 +120,15 @@ def _check(plan: Plan) -> None:
             "`octavo quantize` makes them; then plan of their folder, without --quantization and "
             "--dtype"
         )
+
+
+def _kernels_of(deployment: Deployment) -> tuple[str, str]:
+    """Return the kernels that will run, and the device."""
+    if deployment.device.kind == "cpu":
+        return "native", "cpu"
+    mixers = (mixer for layer in deployment.spec.layers for mixer in layer.mixers)
+    is_recurrent = any(mixer.state_values(WHOLE) for mixer in mixers)
+    return "reference" if is_recurrent else "fused", "cuda"
 
 
 def _check_is_one_machine(hardware: str) -> None:

@@ -114,7 +114,7 @@ class _Ranks:
         self._names: list[str] = []
         self._processes: list[RemoteProcess] = []
         self._ends: list[Future[str]] = []
-        self._first = threading.Lock()
+        self._first = threading.Lock()  # held from the first end on
 
     def start(self, listener: Listener, hosts: Sequence[Host]) -> None:
         """Start a process on each host, and wait until all have connected."""
@@ -160,7 +160,8 @@ class _Ranks:
         return message
 
     def close(self) -> None:
-        self._fail(EngineError("the followers of the engine have been ended"))
+        if self._first.acquire(blocking=False):
+            self.failure.set_result(EngineError("the followers of the engine have been ended"))
         for link in self.links:
             link.close()
         for process, end in zip(self._processes, self._ends, strict=True):
@@ -177,19 +178,16 @@ class _Ranks:
 
     def _ended(self, index: int, why: LinkError) -> None:
         """Note the end of a link, in whatever thread, and end all others."""
+        is_first = self._first.acquire(blocking=False)
         for link in self.links:
             link.end(why)
-        if self.failure.done():
+        if not is_first:
             return
         try:
             how = f"; it {self._ends[index].result(_SECONDS_TO_END)}"
         except TimeoutError:
             how = ""
-        self._fail(PeerEndedError(f"{self._names[index]}: {why}{how}"))
-
-    def _fail(self, error: EngineError) -> None:
-        if self._first.acquire(blocking=False):
-            self.failure.set_result(error)
+        self.failure.set_result(PeerEndedError(f"{why}{how}"))
 
 
 def _noting(end: Future[str], invitation: Invitation, name: str) -> Callable[[str], None]:

@@ -14,7 +14,7 @@ from octavo.kernels.cpu.program import Program
 from octavo.kernels.stages import StageOps
 from octavo.runtime.following_forward import FollowingForward
 from octavo.runtime.stage_links import PipelinePlace, StageFailedError
-from octavo.runtime.step_words import StepHeader
+from octavo.runtime.step_words import BadMessage, StepHeader
 
 
 class StageEnds:
@@ -62,6 +62,9 @@ class StageForward(FollowingForward):
         super().__init__(*arguments)
         self._stage = place.stage
         self._ends = StageEnds(place, own, self.program)
+
+    def exit_after(self, num_layers: int) -> FollowingForward:
+        raise BadMessage(f"an exit after layer {num_layers} of a pipeline")
 
     def _compute(self, header: StepHeader) -> None:
         if self._stage.is_last:

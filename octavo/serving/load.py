@@ -132,7 +132,8 @@ def _load_engine(
     ranks = _open_ranks(args, spec, model_config, source)
     on_error.callback(ranks.close)
     spec = ranks.spec
-    rank = source.load_rank(spec, progress)
+    with ranks.loading():
+        rank = source.load_rank(spec, progress)
     ranks.load(rank)
     speculation = args.speculation()
     drafter = None

@@ -50,7 +50,7 @@ def open_remote_stages(
     bounds = RankBounds(
         model=model.name,
         num_layers=model.num_layers,
-        why_alone=why_one_rank(kernels, spec.device),
+        why_alone=why_one_rank(kernels, spec.device, pp=2),
     )
     check_ranks(1, bounds, len(commands) + 1)
     hosts = [CommandHost(command) for command in reversed(commands)]
@@ -88,7 +88,7 @@ class RemoteStages(OneRank):
 
     def load(self, rank: Rank) -> None:
         """Have the others load. ConfigError if rank 0 runs on kernels that cannot be shared."""
-        if reason := why_one_rank(rank.kernels, self.spec.device):
+        if reason := why_one_rank(rank.kernels, self.spec.device, pp=2):
             raise ConfigError(f"pipeline_parallel_size: {reason}")
         self._followers.send({"load": True})
 

@@ -187,7 +187,9 @@ class EngineArgs:
         least=1,
     )
     tensor_parallel_size: int | str = option(
-        1, "ranks that share each layer; auto is one for each NUMA node on a CPU, and 1 on a GPU"
+        1,
+        "ranks that share each layer, with cores or a GPU each; auto is one for each NUMA node on "
+        "a CPU, and 1 on a GPU",
     )
     pipeline_parallel_size: int = option(
         1,
@@ -258,8 +260,9 @@ class EngineArgs:
     )
     batch_invariant: bool = option(
         False,
-        "a request's tokens have the same bits whatever runs beside it, which costs a GPU speed; "
-        "on a CPU, in float32, they always have",
+        "a request's tokens have the same bits whatever runs beside it, and on GPUs however many "
+        "share each layer (1, 2, 4 or 8), which costs them speed; on a CPU, in float32, they "
+        "always have",
     )
     threads: int | None = option(
         None, "CPU threads; default: all that this process may use", least=1
@@ -420,6 +423,11 @@ class EngineArgs:
             raise ConfigError(
                 f"{asked} and tensor_parallel_size={self.tensor_parallel_size} do not go together: "
                 "each rank has a part of the KV, and one would pass on its own alone; leave it at 1"
+            )
+        if self.pipeline_parallel_size > 1:
+            raise ConfigError(
+                f"{asked} and pipeline_parallel_size={self.pipeline_parallel_size} do not go "
+                "together: each stage has a part of the KV; leave it at 1"
             )
         self.kv_buffer_bytes  # noqa: B018 - checks it
 

@@ -73,8 +73,13 @@ def simulated_fleet(
         placement.replicas * placement.parallel.dp,
         settings.router,
         settings.outages,
-        _disaggregation(
-            settings, kv_bytes_per_token(spec, placement.precision), steps, config.scheduler
+        disaggregation(
+            settings.prefill_replicas,
+            kv_bytes_per_token(spec, placement.precision)
+            / ((settings.transfer_gb_s or TRANSFER_GB_S) * 1e9),
+            steps,
+            config.scheduler,
+            settings.max_local_prefill_length,
         ),
     )
     return fleet, _setting_json(placement, settings, config, measured)
@@ -181,14 +186,21 @@ def _step_model(
     return calibrated(ranks, placement.device, measured)
 
 
-def _disaggregation(
-    settings: FleetSettings, kv_bytes: float, steps: StepModel, limits: SchedulerConfig
+def disaggregation(
+    num_prefill: int,
+    token_seconds: float,
+    steps: StepModel,
+    limits: SchedulerConfig,
+    most_local: int | None = None,
 ) -> Disaggregation | None:
-    """``kv_bytes``: of one token, which go from a prefill replica to a decode replica."""
-    if not settings.prefill_replicas:
+    """Return how prompts are computed apart; None for no prefill replicas.
+
+    Args:
+        token_seconds: of passing on the KV of a token.
+        steps: by whose time prompts stay where they are answered, if ``most_local`` does not say.
+    """
+    if not num_prefill:
         return None
-    token_seconds = kv_bytes / ((settings.transfer_gb_s or TRANSFER_GB_S) * 1e9)
-    most_local = settings.max_local_prefill_length
     rule: PrefillRule
     if most_local is not None:
         rule = LongerThan(most_local)
@@ -197,9 +209,7 @@ def _disaggregation(
             steps, limits.max_num_batched_tokens, limits.max_model_len, token_seconds
         )
     return Disaggregation(
-        settings.prefill_replicas,
-        lambda tokens: HAND_OVER_SECONDS + tokens * token_seconds,
-        rule,
+        num_prefill, lambda tokens: HAND_OVER_SECONDS + tokens * token_seconds, rule
     )
 
 

@@ -1,4 +1,4 @@
-"""What the stages of simulated pipelines do when: the first steps, and how busy each stage is."""
+"""Timeline of the stages of simulated pipelines: the first steps, and how busy each stage is."""
 
 from __future__ import annotations
 

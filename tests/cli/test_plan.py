@@ -122,6 +122,17 @@ def test_a_plan_is_confirmed_by_simulation(document, octavo):
     assert "simulated: tpot_p99 is" in out
 
 
+def test_replicas_are_split_by_simulation(document, octavo):
+    arguments = ("plan", "llama-3.1-8b", "--hardware", "h100-sxm:2", "--tp", 1, "--rate", 2)
+    arguments = (*arguments, "--slo", "tpot=50,ttft=2s", "--disaggregate")
+    status, found = document(*arguments)
+    assert status == 0 and {each["prefill_replicas"] for each in found["splits"]} == {0, 1}
+    apart = next(each for each in found["splits"] if each["prefill_replicas"])
+    assert apart["roles"]["decode"]["p99_tpot_ms"] <= 50
+    _, out, _ = octavo(*arguments)
+    assert "--prefill-replicas 0: tpot_p99" in out
+
+
 def test_hardware_of_ones_own(document, tmp_path):
     path = tmp_path / "lab.toml"
     path.write_text(
@@ -171,6 +182,8 @@ def test_what_cannot_be_fails_with_one_line(octavo, arguments, words):
         (("--purchase", 3000, "--price", 2), "leave one out"),
         (("--most-devices", 4), "--cheapest"),
         (("--confirm",), "--slo"),
+        (("--disaggregate",), "--slo"),
+        (("--disaggregate", "--slo", "tpot=50", "--cheapest"), "leave out --cheapest"),
     ],
 )
 def test_flags_that_say_nothing_are_refused(octavo, arguments, words):

@@ -75,17 +75,18 @@ def test_small_sums_of_a_decode_step_are_not_for_nothing():
     """Two in each of 80 layers: one to three milliseconds."""
     model = llama3_70b(parallel=Parallel(tp=8))
     (rows,) = passes([Span(100, 1)])
-    layers, head = transfers(model, rows, link_of(find_device("h100 sxm")[0]))
+    embedding, layers, head = transfers(model, rows, link_of(find_device("h100 sxm")[0]))
+    assert (embedding.count, embedding.num_bytes) == (1, 8192 * 2)
     assert (layers.name, layers.count) == ("layers.all_reduce", 160)
     assert 1e-3 < layers.seconds < 3e-3
     assert layers.num_bytes == 160 * 8192 * 2
-    assert (head.name, head.num_bytes) == ("head.all_gather", 128_256 * 2)
+    assert (head.name, head.num_bytes) == ("head.all_gather", 128_256 * 4)
 
 
 def test_nothing_is_gathered_where_nothing_is_sampled():
     (rows,) = passes([Span(0, 100, 0)])
     said = transfers(llama3_70b(parallel=Parallel(tp=2)), rows, LINK)
-    assert [each.name for each in said] == ["layers.all_reduce"]
+    assert [each.name for each in said] == ["embedding.all_reduce", "layers.all_reduce"]
 
 
 def test_stages_send_on():
@@ -98,7 +99,7 @@ def test_stages_send_on():
 def test_a_pipeline_of_groups_sums_in_all_layers():
     (rows,) = passes([Span(9, 1)])
     parallel = Parallel(tp=2, pp=4)
-    layers, _, sent = transfers(llama3_70b(parallel=parallel), rows, LINK)
+    _, layers, _, sent = transfers(llama3_70b(parallel=parallel), rows, LINK)
     assert layers.count == 160 and sent.count == 3
 
 
@@ -107,6 +108,7 @@ def test_experts_of_a_group_that_shares_its_rows_are_summed():
     for ep in (1, 4):
         said = transfers(mixture(Parallel(tp=4, ep=ep)), rows, LINK)
         assert [(each.name, each.count) for each in said] == [
+            ("embedding.all_reduce", 1),
             ("layers.all_reduce", 96),
             ("head.all_gather", 1),
         ]
@@ -117,7 +119,7 @@ def test_experts_elsewhere_are_sent_their_rows():
     (sent,) = transfers(mixture(Parallel(ep=8, dp=8)), rows, LINK)
     assert (sent.name, sent.count) == ("experts.all_to_all", 2 * 48)
     assert sent.num_bytes == 2 * 48 * 4 * 8 * 2048 * 2
-    attention, _, experts = transfers(mixture(Parallel(tp=2, ep=8, dp=4)), rows, LINK)
+    _, attention, _, experts = transfers(mixture(Parallel(tp=2, ep=8, dp=4)), rows, LINK)
     assert attention.count == 48  # after attention only
     assert experts.num_bytes == sent.num_bytes / 2  # either rank of a group sends half
 

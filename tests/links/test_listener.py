@@ -67,6 +67,21 @@ def test_an_address_that_cannot_be_bound_is_refused(listener):
         Listener(Address("203.0.113.7"))
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_all_addresses_are_none_that_a_ticket_could_name(host):
+    with pytest.raises(ConfigError, match="others need one to connect to"):
+        Listener(Address(host))
+
+
+def test_addresses_of_six(listener):
+    try:
+        other = Listener(Address("::1"))
+    except ConfigError:
+        pytest.skip("this machine has no IPv6")
+    with other:
+        assert lets_in(other)
+
+
 def test_no_key_is_left_in_a_file(listener, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     modes = []

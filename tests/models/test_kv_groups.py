@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from kv_layers import kv_layers
 
-from octavo.models.kv_groups import group_layers, one_table
+from octavo.models.kv_groups import KVGroups, group_layers, one_table
 
 
 def test_layers_that_see_all_are_one_group():
@@ -46,3 +46,23 @@ def test_a_slot_takes_as_much_in_every_group():
 def test_layers_that_keep_more_than_others_share_a_table_with_them():
     mixed = [*kv_layers(None, 512), *kv_layers(512, heads=4)]
     assert group_layers(mixed) == one_table(3)
+
+
+def test_layers_of_a_stage_are_in_the_groups_of_the_model():
+    """Those that follow each other are in different groups, so that blocks of stages are small."""
+    layers = kv_layers(*[None if i % 6 == 5 else 512 for i in range(36)])
+    groups = group_layers(layers, num_stages=2)
+    assert sorted(groups.windows, key=str) == sorted(group_layers(layers).windows, key=str)
+    stages = [groups.of_layers(range(18)), groups.of_layers(range(18, 36))]
+    assert [stage.windows for stage in stages] == [groups.windows] * 2
+    numbers = [group for stage in stages for group, _ in stage.places]
+    assert numbers == [group for group, _ in groups.places]
+    for stage in stages:
+        assert len(set(stage.places)) == 18
+        assert max(place for _, place in stage.places) < stage.layers_per_block
+    size = sum(stage.layers_per_block for stage in stages)
+    assert groups.layers_per_block <= size <= groups.layers_per_block + 1
+
+
+def test_a_stage_without_layers_that_keep_anything():
+    assert one_table(3).of_layers(range(3, 3)) == KVGroups((None,), (), 1)

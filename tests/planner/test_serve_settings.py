@@ -88,7 +88,7 @@ def test_what_was_asked_of_memory_is_kept(tiny_model):
         ("llama-3.1-70b", "h100-sxm", {}, "not feasible"),
         ("llama-3.1-8b", "h100-sxm", {"engine": "vllm"}, "leave out --profile"),
         ("llama-3.1-8b", "m2-max", {}, "does not run on M2 Max"),
-        ("llama-3.1-8b", "h100-sxm:2", {"tp": 2}, "one device.*choose --tp 1"),
+        ("llama-3.1-8b", "h100-sxm:2", {"pp": 2}, "native CPU kernels.*choose --tp 1 --pp 1"),
         ("llama-3.1-8b", "h100-sxm", {"quantization": "fp8"}, "octavo quantize"),
         ("llama-3.1-8b", "h100-sxm", {"dtype": "float32"}, "without.*--dtype"),
         ("llama-3.1-8b", TURIN, {"kv_cache_dtype": "q8_0"}, "choose --kv-cache-dtype among f32"),

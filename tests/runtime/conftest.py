@@ -55,6 +55,7 @@ class Bench:
         tp: int = 1,
         pp: int = 1,
         activations: str = "auto",
+        batch_invariant: bool = False,
         **limits: Any,
     ) -> Engine:
         limits = {"max_model_len": 128, "max_num_seqs": 16, **limits}
@@ -67,6 +68,7 @@ class Bench:
             block_size=block_size,
             threads=threads,
             activations=activations,
+            batch_invariant=batch_invariant,
         )
         sizes = RankLimits(
             num_blocks,

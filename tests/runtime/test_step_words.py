@@ -94,10 +94,12 @@ def sent(bench, run_all, monkeypatch):
 
 
 @needs_native
+@pytest.mark.parametrize("layout", [{"tp": 2}, {"pp": 2}])
 @pytest.mark.parametrize("seed", range(8))
-def test_damaged_messages_are_refused_or_harmless(bench, sent, seed):
-    """Cut, repeated, and with other numbers in them: none reads or writes beyond an array."""
-    engine = bench.engine(kernels="native", tp=2, num_blocks=10, num_places=30)
+def test_damaged_messages_are_refused_or_harmless(bench, sent, seed, layout):
+    """Cut, repeated, and with other numbers in them: none reads or writes beyond an array. A first
+    stage computes until it hands on."""
+    engine = bench.engine(kernels="native", num_blocks=10, num_places=30, **layout)
     follower = lone_follower(engine.executor, bench.model, bench.config)
     chosen = random.Random(seed)
     refused = 0

@@ -274,6 +274,13 @@ def test_two_machines_answer_as_one(model, alone):
 
 
 @pytest.mark.long
+def test_a_server_on_two_machines(model):
+    said = on_two_machines("serves", model)
+    assert said["ranks"] == 1
+    assert len(set(said["answers"])) == 1 and len(said["answers"]) == 2
+
+
+@pytest.mark.long
 def test_a_cable_that_is_cut_ends_the_engine_and_leaves_nothing(model, alone):
     """Neither end is told: they hear nothing of each other any more."""
     said = on_two_machines("cut", model)

@@ -85,6 +85,10 @@ def fill_workbench(folder: Path, model: Path, gguf: Path) -> None:
     write_lines(folder / "prompts.jsonl", [{"prompt": WORDS}] * 4)
     write_lines(folder / "questions.jsonl", [{"prompt": WORDS}] * 4)
     _write_traces(folder)
+    (folder / "home" / "calibrations").mkdir(parents=True, exist_ok=True)
+    loopback = {"link_schema": 1, "name": "loopback", "latency_s": 4e-5, "latency_p99_s": 1e-4}
+    loopback |= {"bandwidth": 1e9, "measured_at": "2026-11-28T16:00:00+00:00"}
+    (folder / "home" / "calibrations" / "link-loopback.json").write_text(json.dumps(loopback))
 
 
 def _write_traces(folder: Path) -> None:

@@ -3,8 +3,9 @@
     unshare -rnm python two_machines.py DOES ...
 
 is on one of them (10.77.0.1); ``ON_THE_OTHER`` runs a command on the other one (10.77.0.2). What
-it `DOES`: ``answers MODEL`` prints the answers of a pipeline over both machines; ``cut MODEL`` cuts
-the cable between two requests, and prints how the engine and its other rank have ended.
+it `DOES`: ``answers MODEL`` prints the answers of a pipeline over both machines, ``serves MODEL``
+those of a server with one; ``cut MODEL`` cuts the cable between two requests, and prints how the
+engine and its other rank have ended.
 """
 
 from __future__ import annotations
@@ -91,6 +92,19 @@ def cut(model: str) -> dict:
         }
 
 
+def serves(model: str) -> dict:
+    from live_server import LiveServer
+
+    flags = ("--pipeline-parallel-size", "2", "--stage-address", HERE, "--threads", "1")
+    command = ("--stage-command", f"{ON_THE_OTHER} {sys.executable}")
+    with LiveServer(model, "--port", "0", "--max-model-len", "128", *flags, *command) as server:
+        body = {"prompt": PROMPTS[0], "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+        said = [
+            server.fetch("/v1/completions", body).json()["choices"][0]["text"] for _ in range(2)
+        ]
+        return {"answers": said, "ranks": len(remote_ranks())}
+
+
 def main() -> None:
     does, model = sys.argv[1:]
     lay_cable()
@@ -98,7 +112,7 @@ def main() -> None:
         with open_pipeline(model) as llm:
             print(json.dumps({"answers": answers(llm), "ranks": len(remote_ranks())}))
     else:
-        print(json.dumps(cut(model)))
+        print(json.dumps({"serves": serves, "cut": cut}[does](model)))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import os
 import sys
 import weakref
 from array import array
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -56,6 +57,7 @@ class ShmGroup:
         self.fd = fd
         self._library = library or load()
         self._memory = _map(fd)
+        self._when_aborted: list[Callable[[], object]] = []
         self._used = self._library.check(self._library.lib.oct_group_bytes(size))
         address = self._memory.ctypes.data
         handle = self._library.lib.oct_group_open(address, rank, size, is_crowded)
@@ -174,6 +176,13 @@ class ShmGroup:
     def abort(self) -> None:
         """End all waiting, of all ranks, for ever. May be called from any thread."""
         self._library.lib.oct_group_abort(self)
+        for callback in self._when_aborted:
+            callback()
+
+    def when_aborted(self, callback: Callable[[], object]) -> None:
+        """Have ``callback`` called in the thread that aborts the group, if one of this process
+        does."""
+        self._when_aborted.append(callback)
 
     @property
     def counts(self) -> GroupCounts:

@@ -406,6 +406,11 @@ class EngineFacts:
     max_output_tokens: int | None = None
 
     @property
+    def num_stages(self) -> int:
+        """Number of stages of the engine's pipeline."""
+        return int(self.info.get("pipeline_parallel_size", 1))
+
+    @property
     def num_slots(self) -> int:
         """Number of tokens whose KV one request can hold in the pool.
 

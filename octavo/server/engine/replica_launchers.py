@@ -33,6 +33,8 @@ class ReplicaLaunchers:
         self._args = args
         self._log_format = log_format
         self._num_gpus = _num_gpus(args.device)
+        ranks = args.tensor_parallel_size
+        self._gpus_each = ranks if isinstance(ranks, int) else 1  # auto is one on a GPU
         self._ahead: dict[int, ProcessLauncher] = {}
         self._slots = Slots()
         size = args.replicas.most
@@ -50,10 +52,12 @@ class ReplicaLaunchers:
                 f"device {args.device} is one GPU, and each of {size} replicas needs one of its "
                 "own: give cuda, or leave data_parallel_size at 1"
             )
-        if size > num_gpus:
+        most = num_gpus // self._gpus_each
+        if size > most:
+            needs = "a GPU" if self._gpus_each == 1 else f"{self._gpus_each} GPUs"
             raise ConfigError(
-                f"data_parallel_size {size}: each replica needs a GPU of its own, and there are "
-                f"{num_gpus} here: set it to {num_gpus}, or device to cpu"
+                f"data_parallel_size {size}: each replica needs {needs} of its own, and there are "
+                f"{num_gpus} here: set it to {max(1, most)}, or device to cpu"
             )
 
     def launch_ahead(self) -> None:
@@ -91,7 +95,8 @@ class ReplicaLaunchers:
             f"; {args.prefill_replicas} of them compute prompts" if args.prefill_replicas else ""
         )
         if self._num_gpus is not None:
-            return f"{size} replicas, each on a GPU of its own{roles}"
+            each = "a GPU" if self._gpus_each == 1 else f"{self._gpus_each} GPUs"
+            return f"{size} replicas, each on {each} of its own{roles}"
         cores = machine.cpu().usable_cores
         threads = args.threads or max(1, cores // size)
         excess = ", more threads than there are cores" if threads * size > cores else ""
@@ -104,10 +109,11 @@ class ReplicaLaunchers:
         slot = self._slots.take()
         changes: dict[str, Any] = {}
         if self._num_gpus is not None:
-            if slot >= self._num_gpus:
+            first = slot * self._gpus_each
+            if first + self._gpus_each > self._num_gpus:
                 self._slots.give_back(slot)
-                raise ConfigError(f"there is no GPU for one more replica: all {slot} are in use")
-            changes["device"] = f"cuda:{slot}"
+                raise ConfigError(f"there is no GPU for one more replica: all {first} are in use")
+            changes["device"] = f"cuda:{first}"
         changes |= offload_of_replica(self._args, slot)
         cpus: Sequence[int] = ()
         if self._places:

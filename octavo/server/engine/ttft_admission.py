@@ -169,7 +169,12 @@ def _learned(stats: StepStats) -> StepRates | None:
 
 
 def _engine_of(facts: EngineFacts) -> FirstToken:
-    return FirstToken(facts.max_num_seqs, facts.max_num_batched_tokens, facts.target_step_seconds)
+    return FirstToken(
+        facts.max_num_seqs,
+        facts.max_num_batched_tokens,
+        facts.target_step_seconds,
+        facts.num_stages,
+    )
 
 
 def _backlog(facts: EngineFacts, stats: StepStats, waiting: QueuedWork) -> Backlog:

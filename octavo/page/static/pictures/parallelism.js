@@ -27,7 +27,7 @@ export const parallelism = {
   title: "Several devices in time",
   sentences: [
     "A pipeline gives each device some of the layers: steps follow each other from stage to stage, and a stage without a step waits, a bubble.",
-    "Tensor parallelism gives each device a part of every layer: a step is over sooner, but results are exchanged in each layer, which takes time that nobody computes in.",
+    "Tensor parallelism gives each device a part of every layer: a step is over sooner, but results are exchanged in each layer, and no device computes meanwhile.",
     "Experts on different devices are as fast as the busiest of them, so that an uneven load costs all of them.",
   ],
   readMore: "parallelism",
