@@ -41,6 +41,8 @@ NOT_RUN = {
     "cuda": "needs a GPU",
     "cluster": "needs ray: tests/cluster has clusters of its own",
     "--distributed": "needs a Ray cluster: tests/cluster has some",
+    "--save-expert-loads": "needs a model with experts: tests/models/test_expert_parallel.py",
+    "--enable-expert-parallel": "needs a model with experts: tests/models/test_expert_parallel.py",
     "https://api.example.org": "is somebody else's server",
     "http://gpu:8000": "is another machine",
     "10.0.0.5": "is the address of a machine that has others beside it",

@@ -46,6 +46,7 @@ COMMANDS = {
     "trace": Command("trace", "COMMANDS", "convert and describe traces of requests"),
     "quantize": Command("quantize", "configure", "make a smaller model, and judge it"),
     "train-draft": Command("train_draft", "configure", "train heads that draft a model's tokens"),
+    "place-experts": Command("place_experts", "configure", "which ranks have which experts"),
     "build": Command("build", "configure", "make a model ready, as a folder that starts at once"),
     "hardware": Command("hardware", "COMMANDS", "devices that octavo knows, and what they can do"),
     "plan": Command("plan", "configure", "does a model fit, how fast, for how many, at what cost"),

@@ -120,10 +120,10 @@ def link_between(device: Device, parallel: Parallel) -> Link:
         return link
     if device.network is not None:
         return _link_of_machines(link, device.network, parallel)
-    if parallel.ep > 1:
+    if parallel.ep not in (1, parallel.tp):
         raise ConfigError(
-            f"{device.name}: on processors the experts of a model are not shared out: choose tp, "
-            "pp, or copies (dp, replicas)"
+            f"{device.name}: on processors, the ranks that share the experts are those that share "
+            f"the other weights: choose ep = tp, here {parallel.tp}, or 1"
         )
     most = device.num_ranks if device.is_measured else link.island
     if parallel.tp * parallel.pp > most:
@@ -215,9 +215,11 @@ def sent_bytes(model: RankModel, num_tokens: int, link: Link) -> float:
     return num_tokens * model.hidden_size * (link.hidden_bytes or model.activation_bytes)
 
 
-def exchange_of(spec: ModelSpec, tp: int, span: range | None = None) -> Exchange:
+def exchange_of(
+    spec: ModelSpec, tp: int, span: range | None = None, *, has_whole_experts: bool = False
+) -> Exchange:
     """Return the exact exchange of ``tp`` ranks of the scheme `gather`, in all layers or in those
-    of ``span``.
+    of ``span``; ``has_whole_experts``: each has some experts (ep = tp), and not a part of all.
 
     In a pass of T tokens, R rows of which are sampled, all ranks together write
     T x token_values + R x row_values numbers, of 4 bytes, into values that all ranks have: each
@@ -232,6 +234,7 @@ def exchange_of(spec: ModelSpec, tp: int, span: range | None = None) -> Exchange
         recurrence              outputs of all projections, and of all heads
         MLP                     inner size, hidden size
         experts                 their number (router), inner size x experts of a token, hidden size
+        whole experts           their number, hidden size x experts of a token, hidden size
         head                    vocabulary, for each sampled row
     """
     said, counted = shares(tp, "gather"), [0, 0]
@@ -240,9 +243,11 @@ def exchange_of(spec: ModelSpec, tp: int, span: range | None = None) -> Exchange
         for part in (*layer.mixers, *([] if layer.mlp is None else [layer.mlp])):
             for meeting in part.meetings(spec.hidden_size):
                 values = [
-                    value.width * value.times
+                    (value.of_whole if is_whole else value.width) * value.times
                     for value in meeting
-                    if value.by_heads or said.exchanges(value.width)
+                    if (is_whole := has_whole_experts and value.of_whole > 0)
+                    or value.by_heads
+                    or said.exchanges(value.width)
                 ]
                 counted[0] += sum(values)
                 counted[1] += bool(values)

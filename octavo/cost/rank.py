@@ -77,7 +77,7 @@ def check_layout(spec: ModelSpec, parallel: Parallel) -> None:
     if parallel.ep > max(experts, 1):
         raise ConfigError(
             f"{spec.name}: has {experts or 'no'} experts, which ep = {parallel.ep} devices "
-            "cannot share"
+            f"cannot share, one each at least: the most are {max(experts, 1)}"
         )
 
 
@@ -128,7 +128,7 @@ def _exchange(spec: ModelSpec, parallel: Parallel, span: range) -> Exchange | No
     """The exchange of ranks on processors in some layers; None of others."""
     if parallel.scheme != "gather":
         return None
-    return exchange_of(spec, parallel.tp, span)
+    return exchange_of(spec, parallel.tp, span, has_whole_experts=parallel.ep > 1)
 
 
 def _matrices(

@@ -299,7 +299,10 @@ class NativeBackend:
         layout, max_tokens = kv_cache.layout(), limits.max_num_batched_tokens
         kept = streams.values() if spec.stage.is_last else own.outputs
         program = self._model.create_program(
-            self._library, self.pool, layout, max_tokens, kept, spec.group, own.ops
+            *(self._library, self.pool, layout, max_tokens, kept),
+            group=spec.group,
+            part=spec.part,
+            ops=own.ops,
         )
         arguments = program, kv_cache, limits, spec.shared_prefix_decode, streams
         if spec.num_ranks == 1:

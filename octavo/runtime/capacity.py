@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.core.lookahead import MAX_MULTI_STEPS
+from octavo.kernels.expert_places import ExpertPlaces
 from octavo.kernels.parts import WHOLE, WHOLE_MODEL, Part, Stage
 from octavo.models.kv_groups import KVGroups, group_layers, one_table
 
@@ -51,6 +52,8 @@ class RankSpec:
         memory_share: share of the free memory of a CPU that is this rank's.
         group: the ranks that compute each layer together, of which this is one; None: it is alone.
         meeting_point: a new file of their own, at which ranks of fused kernels find each other.
+        experts: the ranks of the group that have each expert of the layers that it has, where they
+            have whole ones; None: each has some rows of all.
         pipeline: the rank's place in a pipeline; None: it has all layers.
         has_drafts: tokens are drafted, maybe by heads that read the embedding.
         numa_nodes: where the rank's memory is to be, with a copy of its weights; empty: anywhere.
@@ -77,13 +80,16 @@ class RankSpec:
     memory_share: float = 1.0
     group: ShmGroup | None = None
     meeting_point: Path | None = None
+    experts: ExpertPlaces | None = None
     pipeline: PipelinePlace | None = None
     has_drafts: bool = False
     numa_nodes: tuple[int, ...] = ()
 
     @property
     def part(self) -> Part:
-        return WHOLE if self.group is None else self.group.part
+        if self.group is None:
+            return WHOLE
+        return Part(self.group.rank, self.group.size, self.experts)
 
     @property
     def stage(self) -> Stage:

@@ -25,6 +25,7 @@ class RankBounds:
     Args:
         model: its name, for errors.
         num_heads: of the layer that has the fewest; each rank computes one at least.
+        num_experts: of a layer, where ranks have whole ones; each has one at least.
         num_layers: each stage of a pipeline has one at least.
         num_cores: that ranks may use; each rank has one at least.
         num_gpus: from the first one that ranks may use; each rank has one.
@@ -36,6 +37,7 @@ class RankBounds:
 
     model: str
     num_heads: int | None = None
+    num_experts: int | None = None
     num_layers: int | None = None
     num_cores: int | None = None
     num_gpus: int | None = None
@@ -53,6 +55,8 @@ class RankBounds:
             return self.why_alone
         if self.num_heads is not None and tp > self.num_heads:
             return f"{tp} ranks cannot share its {self.num_heads} heads, one each at least"
+        if self.num_experts is not None and tp > self.num_experts:
+            return f"{tp} ranks cannot share its {self.num_experts} experts, one each at least"
         if self.num_layers is not None and pp > self.num_layers:
             return f"{pp} stages cannot have its {self.num_layers} layers, one each at least"
         if self.num_cores is not None and count > self.num_cores:
@@ -90,8 +94,9 @@ class RankBounds:
         than ``tp`` and ``pp``, and together they are as many ranks as possible; of equal ones, with
         the most stages."""
         most_tp, most_pp = tp, pp
-        if self.num_heads is not None:
-            most_tp = min(tp, self.num_heads)
+        for bound in (self.num_heads, self.num_experts):
+            if bound is not None:
+                most_tp = min(most_tp, bound)
         if self.num_layers is not None:
             most_pp = min(pp, self.num_layers)
         if self.why_alone is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from octavo.base.gc_pause import no_collections
+from octavo.kernels.expert_places import ExpertPlaces
 from octavo.models.kv_groups import KVGroups
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.following_forward import Follower, FollowingForward, follow
@@ -33,12 +34,14 @@ def serve(membership: Membership, settings: Message, home: Connection) -> None:
     with no_collections():
         path, of_all = Path(settings["path"]), settings["spec"]
         meeting_point = settings["meeting_point"]
+        experts = settings["experts"]
         spec = RankSpec(
             path,
             packed_folder=notes_folder(),
             threads=place.num_threads,
             numa_nodes=tuple(place.nodes),
             group=membership.group,
+            experts=None if experts is None else ExpertPlaces.of(experts),
             pipeline=membership.pipeline,
             meeting_point=None if meeting_point is None else Path(meeting_point),
             **{**of_all, "device": device_of_rank(of_all["device"], membership.rank)},

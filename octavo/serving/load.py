@@ -147,6 +147,10 @@ def _load_engine(
     ranks.start(rank, limits)
     rank.start(limits, acceptance_of(args.speculation()))
     ranks.wait_until_started(rank)
+    if args.save_expert_loads is not None:
+        from octavo.serving.expert_files import save_at_the_end
+
+        save_at_the_end(args.save_expert_loads, model_config, rank)
     proposer = drafter.start(limits) if drafter is not None else None
     store, peers = _open_store(config, spec, rank, model_config, source.path, transfer)
     executor: Executor = rank
@@ -166,6 +170,7 @@ def _load_engine(
         **_memory_info(capacity, config),
         **({} if spec.part.is_whole else {"tensor_parallel_size": spec.part.size}),
         **({} if spec.stage.is_whole else {"pipeline_parallel_size": spec.stage.count}),
+        **({} if spec.experts is None else {"enable_expert_parallel": True}),
     }
     text_engine = TextEngine(engine, tokenizer, model_config.vocab_size, eos_token_ids, config.seed)
     return LoadedEngine(config, text_engine, model_config, info, phases.seconds, ranks, peers)
@@ -237,6 +242,13 @@ def _open_ranks(
     asked, num_stages = args.tensor_parallel_size, args.pipeline_parallel_size
     if asked == AUTO and spec.device != "cpu":
         asked = 1
+    place_experts = None
+    if args.enable_expert_parallel:
+        from octavo.serving.expert_files import placement_of
+
+        place_experts = placement_of(args.expert_placement, model)
+        if asked == 1:
+            raise ConfigError(f"enable_expert_parallel: on {spec.device} a model is on one device")
     if asked == num_stages == 1:
         return OneRank(spec)
     if num_stages > 1 and (speculation := args.speculation()) is not None:
@@ -249,7 +261,9 @@ def _open_ranks(
         )
     from octavo.serving.rank_group import open_ranks
 
-    return open_ranks(asked, num_stages, spec, model, args.model_impl, source.weights_bytes)
+    return open_ranks(
+        *(asked, num_stages, spec, model, args.model_impl, source.weights_bytes, place_experts)
+    )
 
 
 def _memory_info(capacity: Capacity, config: EngineConfig) -> dict[str, Any]:

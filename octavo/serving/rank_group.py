@@ -19,6 +19,7 @@ from octavo.runtime.followers import Followers
 from octavo.runtime.layout import RankBounds, device_of_rank, resolve_ranks, why_one_rank
 from octavo.runtime.rank_memory import RankMemory
 from octavo.runtime.rank_process import Message
+from octavo.serving.expert_files import PlaceExperts, num_experts_of
 from octavo.serving.one_rank import OneRank
 from octavo.system import machine, numa
 from octavo.system.machine import usable_memory_bytes
@@ -36,7 +37,7 @@ _PROCESS_BYTES = 30 << 20
 
 # What followers are told in another way, or have themselves.
 _NOT_SENT = (
-    *("path", "packed_folder", "pool", "group", "meeting_point", "pipeline", "threads"),
+    *("path", "packed_folder", "pool", "group", "meeting_point", "experts", "pipeline", "threads"),
     "numa_nodes",
 )
 
@@ -48,7 +49,13 @@ def sent_settings(spec: RankSpec, model_impl: str) -> Message:
         for field in dataclasses.fields(RankSpec)
         if field.name not in _NOT_SENT
     }
-    return {"path": str(Path(spec.path).resolve()), "model_impl": model_impl, "spec": sent}
+    return {
+        "path": str(Path(spec.path).resolve()),
+        "model_impl": model_impl,
+        "spec": sent,
+        "experts": None if spec.experts is None else spec.experts.layers,
+        "meeting_point": None if spec.meeting_point is None else str(spec.meeting_point),
+    }
 
 
 def open_ranks(
@@ -58,12 +65,14 @@ def open_ranks(
     model: ModelConfig,
     model_impl: str,
     weights_bytes: Callable[[], int],
+    place_experts: PlaceExperts | None = None,
 ) -> OneRank:
     """Return the ranks of an engine for ``tensor_parallel_size`` and ``pipeline_parallel_size``,
     started but for rank 0.
 
     Args:
         weights_bytes: as of a ``ModelSource``.
+        place_experts: of ranks that have whole experts; None: they have some rows of each.
 
     Raises:
         ConfigError: so many cannot be, or a process cannot be started.
@@ -73,6 +82,7 @@ def open_ranks(
     bounds = RankBounds(
         model=model.name,
         num_heads=model.fewest_heads,
+        num_experts=None if place_experts is None else num_experts_of(model),
         num_layers=model.num_layers,
         # Who gives more threads wants more; replicas may be more than there are cores.
         num_cores=max(spec.threads or 0, usable_threads()),
@@ -84,6 +94,16 @@ def open_ranks(
     )
     nodes = numa.nodes() if is_cpu else ()
     size = resolve_ranks(asked, bounds, numa.auto_ranks(nodes) if is_cpu else 1, num_stages)
+    if place_experts is not None:
+        if kernels == "fused":
+            raise ConfigError(
+                "enable_expert_parallel: ranks whose results are added up have some rows of every "
+                "expert; leave it off with these kernels"
+            )
+        if size == 1:
+            _log.warning("enable_expert_parallel: a layer has one rank, which has all its experts")
+        else:
+            spec = dataclasses.replace(spec, experts=place_experts(size))
     num_ranks = size * num_stages
     if num_ranks == 1:
         return OneRank(spec)
@@ -155,7 +175,6 @@ class RankGroup(OneRank):
         )
         settings = {
             **sent_settings(spec, model_impl),
-            "meeting_point": None if self._folder is None else str(spec.meeting_point),
             "places": [dataclasses.asdict(place) for place in places],
         }
         self._followers = Followers(_FOLLOWER, memory, settings)

@@ -236,7 +236,21 @@ class EngineArgs:
         "memory for KV on its way: what each of the prefill_replicas keeps for others, and what "
         "each replica receives (default: 1GiB)",
     )
-    enable_expert_parallel: bool = option(False, "devices that share the experts")
+    enable_expert_parallel: bool = option(
+        False,
+        "each of the tensor_parallel_size ranks has whole experts of a model that has some, in "
+        "place of some rows of every expert",
+    )
+    expert_placement: str | None = option(
+        None,
+        "a file of `octavo place-experts` that says which ranks have which experts, of "
+        "enable_expert_parallel; default: equal numbers, in order",
+    )
+    save_expert_loads: str | None = option(
+        None,
+        "a file for the tokens that each expert of each layer gets, which is written at the end; "
+        "`octavo place-experts` reads it",
+    )
     speculative_config: str | Mapping[str, Any] | None = option(
         None,
         'how tokens are drafted, as JSON: {"method": "auto"}; answers stay the same, on a '
@@ -303,7 +317,7 @@ class EngineArgs:
         self.speculation()  # raises if it is wrong
         self._check_sink_windows()
         self._check_stages()
-        self._refuse_unsupported()
+        self._check_experts()
 
     @property
     def asked_model_len(self) -> int | None:
@@ -389,14 +403,22 @@ class EngineArgs:
                 "stage_command names others for its stages: leave out one of them"
             )
 
-    def _refuse_unsupported(self) -> None:
-        """Raise ConfigError for a setting that would have no effect; none is ignored."""
-        for name, only in (("enable_expert_parallel", False),):
-            if getattr(self, name) != only:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)!r} is not supported in this version of octavo: "
-                    f"leave it at {only!r}"
-                )
+    def _check_experts(self) -> None:
+        if self.save_expert_loads is not None and self.replicas.most > 1:
+            raise ConfigError(
+                f"save_expert_loads: {self.replicas.most} replicas would write the same file; "
+                "save those of one engine, with data_parallel_size=1"
+            )
+        if self.expert_placement is not None and not self.enable_expert_parallel:
+            raise ConfigError(
+                "expert_placement is of enable_expert_parallel, which is off: turn it on, or leave "
+                "out the placement"
+            )
+        if self.enable_expert_parallel and self.tensor_parallel_size == 1:
+            raise ConfigError(
+                "enable_expert_parallel: the ranks that share the experts are those of "
+                "tensor_parallel_size, which is 1: raise it, or leave experts together"
+            )
 
     def _check_roles(self) -> None:
         """Raise ConfigError if prompts and answers cannot be computed apart."""

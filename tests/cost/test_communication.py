@@ -227,8 +227,9 @@ def test_layouts_of_processors_that_cannot_be():
         link_between(device, Parallel(tp=16))
     with pytest.raises(ConfigError, match="16 ranks do not share.*choose tp x pp = 8"):
         link_between(device, Parallel(tp=4, pp=4))
-    with pytest.raises(ConfigError, match="choose tp, pp, or copies"):
-        link_between(device, Parallel(tp=2, ep=2))
+    assert link_between(device, Parallel(tp=2, ep=2)) == link_between(device, Parallel(tp=2))
+    with pytest.raises(ConfigError, match="choose ep = tp, here 1, or 1"):
+        link_between(device, Parallel(dp=2, ep=2))
 
 
 def test_stages_on_processors_send_32_bit_floats():

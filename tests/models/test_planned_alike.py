@@ -35,6 +35,7 @@ from octavo.cost.weights import num_parameters, weights
 from octavo.cost.work import RowCounts, Span, passes
 from octavo.kernels.cuda.device_group import NcclGroup
 from octavo.kernels.division import Division
+from octavo.kernels.expert_places import ExpertPlaces, deal_out
 from octavo.kernels.fused_ops import CannotFuse, FusedExperts
 from octavo.kernels.parts import Part, Stage
 from octavo.layers.module import named_parameters
@@ -252,6 +253,30 @@ def test_the_states_of_a_rank_are_planned(name, tp, folder_of):
     if tp < 3:
         assert max(ranks) == planned
     assert (planned < whole) == (tp > 1)
+
+
+@pytest.mark.parametrize("name", [*EXPERT_CASES, *(n for n in LATENT_CASES if "moe" in n)])
+@pytest.mark.parametrize("tp", [2, 3])
+def test_ranks_with_whole_experts_exchange_what_is_planned(name, tp, folder_of):
+    spec, checkpoint = open_spec(folder_of(name)), open_checkpoint(folder_of(name))
+    config = checkpoint.config()
+    if tp > config.num_heads:
+        pytest.skip("more ranks than heads")
+    ops = plan_step(load_checkpoint(checkpoint, config))[0].ops
+    experts = [op for op in ops if isinstance(op, FusedExperts)]
+    places = ExpertPlaces(tuple(deal_out(op.routing.num_experts, tp) for op in experts))
+    exchange = exchange_of(spec, tp, has_whole_experts=True)
+    division = Division(ops, Part(0, tp, places))
+    assert division.exchanged(ops) == (exchange.token_values, exchange.row_values)
+    assert sum(map(division.meets, ops)) + len(experts) == exchange.meetings
+    # The plan's ranks have as many experts, of the one that has most.
+    held = [sum(rank in ranks for ranks in places.layers[0]) for rank in range(tp)]
+    planned = {
+        weight.of_rank(Parallel(tp=tp, ep=tp, scheme="gather")).experts
+        for weight in weights(spec)
+        if weight.has_experts
+    }
+    assert planned == {max(held)}
 
 
 # Those that GGUF files can say, one of each architecture.

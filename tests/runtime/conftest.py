@@ -21,6 +21,7 @@ from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.state_slots import StateSlots
 from octavo.core.step_share import PipelineShare
+from octavo.kernels.expert_places import ExpertPlaces
 from octavo.models.kv_groups import KVGroups
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.rank import Rank
@@ -54,6 +55,7 @@ class Bench:
         state_slots: int = 0,
         tp: int = 1,
         pp: int = 1,
+        experts: ExpertPlaces | None = None,
         activations: str = "auto",
         batch_invariant: bool = False,
         **limits: Any,
@@ -69,6 +71,7 @@ class Bench:
             threads=threads,
             activations=activations,
             batch_invariant=batch_invariant,
+            experts=experts,
         )
         sizes = RankLimits(
             num_blocks,

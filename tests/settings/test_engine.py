@@ -73,14 +73,16 @@ def test_what_is_no_size(text):
 
 
 @pytest.mark.parametrize(
-    "setting",
+    ("settings", "said"),
     [
-        {"enable_expert_parallel": True},
+        ({"enable_expert_parallel": True}, "tensor_parallel_size, which is 1"),
+        ({"expert_placement": "p.json", "tensor_parallel_size": 2}, "which is off"),
+        ({"save_expert_loads": "l.json", "data_parallel_size": 2}, "2 replicas would write"),
     ],
 )
-def test_what_is_not_there_is_refused_by_name(setting):
-    with pytest.raises(ConfigError, match=f"{next(iter(setting))}.*not supported"):
-        EngineArgs(**setting)
+def test_settings_of_experts_that_mean_nothing(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        EngineArgs(**settings)
 
 
 @pytest.mark.parametrize("size", [1, 2, 16, "auto"])

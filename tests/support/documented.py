@@ -75,6 +75,9 @@ def fill_workbench(folder: Path, model: Path, gguf: Path) -> None:
         '[[devices]]\nname = "Mine"\nmemory_gib = 8\nbandwidth_gb_s = 100\n'
         "dense_tflops = { fp16 = 10 }\n"
     )
+    loads = [[n * n % 97 for n in range(64)]] * 2
+    counted = {"model": "tiny", "architecture": "MixtralForCausalLM", "loads": loads}
+    (folder / "loads.json").write_text(json.dumps({"format": "octavo expert loads 1", **counted}))
     chat = {
         "messages": [
             {"role": "user", "content": WORDS},

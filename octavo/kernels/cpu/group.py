@@ -23,7 +23,6 @@ import numpy as np
 
 from octavo.base.errors import ConfigError, EngineError
 from octavo.kernels.cpu.library import Library, load
-from octavo.kernels.parts import Part
 
 # Address space of a group, of which pages are taken as they are written.
 _NUM_BYTES = 64 << 30
@@ -117,10 +116,6 @@ class ShmGroup:
         """Open the memory of a group as its rank ``rank``. The descriptor is the group's from then
         on, and closed with it."""
         return cls(fd, rank, size, is_crowded, library)
-
-    @property
-    def part(self) -> Part:
-        return Part(self.rank, self.size)
 
     @property
     def handle(self) -> int | None:
