@@ -231,19 +231,25 @@ def shortage(asked: Bundle, nodes: list[Bundle], free: Bundle) -> str:
     return text + f"no machine has enough {what}: join one that has, or ask for fewer"
 
 
-def is_open(address: str) -> bool:
-    """Return whether a Ray cluster lets in who shows no token.
+class OpenProbe:
+    """Finds out whether a Ray cluster lets in who shows no token, while other things are done.
 
-    It is asked by a process of its own, since ray reads its environment but once.
+    A process of its own asks, since ray reads its environment but once.
     """
-    result = subprocess.run(
-        [sys.executable, "-m", __name__, address],
-        env={**os.environ, AUTH_VARIABLE: "disabled"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    return result.stdout.strip() == b"open"
+
+    def __init__(self, address: str):
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, address],
+            env={**os.environ, AUTH_VARIABLE: "disabled"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def is_open(self) -> bool:
+        """Wait for the answer, and return it."""
+        output, _ = self._process.communicate()
+        return output.strip() == b"open"
 
 
 def _ask_without_a_token(address: str) -> str:
@@ -307,16 +313,24 @@ def cluster_state(address: str) -> dict[str, Any]:
 def _connected(address: str, *, allow_open: bool) -> Any:
     """Return ray, connected to a cluster. ConfigError if that cannot be."""
     _check_reachable(address)
-    if is_open(address):
-        if not allow_open:
+    probe = OpenProbe(address)
+    if allow_open:
+        os.environ[AUTH_VARIABLE] = "disabled" if probe.is_open() else "token"
+        return _initialized(address)
+    os.environ[AUTH_VARIABLE] = "token"
+    try:
+        ray = _initialized(address)
+    finally:
+        if probe.is_open():
             raise ConfigError(
                 f"the Ray cluster at {address} asks for no token: all who reach it may run what "
                 "they like on its machines. Start it with octavo cluster start, or with "
                 "RAY_AUTH_MODE=token, or give --allow-open-ray"
             )
-        os.environ[AUTH_VARIABLE] = "disabled"
-    else:
-        os.environ[AUTH_VARIABLE] = "token"
+    return ray
+
+
+def _initialized(address: str) -> Any:
     try:
         import ray
         from ray.exceptions import RayError
@@ -333,7 +347,8 @@ def _connected(address: str, *, allow_open: bool) -> Any:
     except (RayError, ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(
             f"the Ray cluster at {address} cannot be joined: {_first_line(error)}. Its token must "
-            "be in ~/.ray/auth_token, or in the file that RAY_AUTH_TOKEN_PATH names"
+            "be in ~/.ray/auth_token, or in the file that RAY_AUTH_TOKEN_PATH names; a server runs "
+            "on a machine that has joined the cluster, which octavo cluster join does"
         ) from None
     return ray
 
