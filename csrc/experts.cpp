@@ -2,15 +2,21 @@
 //
 //     route      a token's logits -> its experts, best first, and their weights; of few tokens, every
 //                worker for itself, so that none waits
-//     sort       every worker for itself: the rows of each expert that has any, one after the other
+//     sort       every worker for itself: the rows of each expert that has any, one after the other,
+//                and those of them that this rank of a group computes
 //     gate, up   a linear for each of these experts, of its rows: gathered as they are encoded
 //     down       likewise
-//     combine    a token's rows, by weight and in the order of ranks, and the residual
+//     combine    a token's rows, by weight and the best expert first, and the residual
 //
 // A linear computes a row in the same way for any number of rows, so that which tokens happen to share
 // an expert does not change the result. With few rows, workers divide the weights of each expert
 // and go on to the next without a barrier: only the weights of chosen experts are read. Many
 // rows are encoded together, which takes a barrier.
+//
+// The ranks of a group share experts in one of two ways. Where each has some outputs of every matrix, they
+// exchange the rows between the matrices. Where each has whole experts, they exchange what these make
+// of their rows, and sum that as one rank does. All route alike, so all know who computes what, also
+// of an expert that several ranks have: its rows are cut into pieces, which go to different ranks.
 //
 // Steps of many tokens are cut into chunks, so that a step needs the memory of one chunk only:
 // large enough that reading the weights of an expert again for its rows is worth it.
@@ -33,6 +39,7 @@ using simd::F32;
 constexpr int kScoresSlot = 3, kSortedSlot = 4, kLinearsSlot = 6;
 constexpr int kRowsSlot = 2;
 
+constexpr int kMostRanks = 256;
 constexpr int64_t kMostBytes = 32 << 20;  // of the rows of a chunk
 constexpr float kLeastSum = 1e-20f;
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
@@ -153,6 +160,53 @@ class Router {
   float* choice_;
 };
 
+// Experts of which a group's ranks have copies, one or more of each.
+class Copies {
+ public:
+  Copies(const oct_expert_places& places, int num_experts)
+      : places_(places), num_experts_(num_experts) {}
+
+  // Find the rows of each expert that this rank computes, as all ranks do. Experts of one copy come
+  // first, so that the others can go where there is less to do.
+  void share_rows(const int32_t* begin_of, int32_t* own_begin, int32_t* own_end) {
+    for (const bool are_alone : {true, false}) {
+      for (int e = 0; e < num_experts_; e++) {
+        if ((count(e) == 1) != are_alone) continue;
+        const Range own = deal(e, begin_of[e + 1] - begin_of[e]);
+        own_begin[e] = begin_of[e] + own.begin;
+        own_end[e] = begin_of[e] + own.end;
+      }
+    }
+  }
+
+ private:
+  int count(int e) const { return places_.begin[e + 1] - places_.begin[e]; }
+
+  // Deal out an expert's rows to its copies in turn, from the one whose rank has least to do, and
+  // return this rank's. So few rows as encode by themselves stay together, since each piece reads
+  // the weights.
+  Range deal(int e, int rows) {
+    const int32_t* ranks = places_.ranks + places_.begin[e];
+    const int copies = count(e), pieces = std::min(copies, (rows + kFewRows - 1) / kFewRows);
+    int first = 0;
+    for (int i = 1; i < copies; i++) {
+      if (work_[ranks[i]] < work_[ranks[first]]) first = i;
+    }
+    Range own = {0, 0};
+    for (int piece = 0; piece < pieces; piece++) {
+      const int rank = ranks[(first + piece) % copies];
+      const Range dealt = share(rows, piece, pieces);
+      work_[rank] += std::max(dealt.end - dealt.begin, kFewRows);
+      if (rank == places_.rank) own = dealt;
+    }
+    return own;
+  }
+
+  const oct_expert_places& places_;
+  const int num_experts_;
+  int64_t work_[kMostRanks] = {};  // of each rank, in rows
+};
+
 // Some tokens of a step, seen by one worker.
 class Chunk {
  public:
@@ -161,15 +215,19 @@ class Chunk {
         top_k_(args.routing.top_k), num_experts_(args.routing.num_experts) {
     const size_t rows = static_cast<size_t>(tokens) * static_cast<size_t>(top_k_);
     const size_t inner = args.inner_rows ? 0 : rows * static_cast<size_t>(args.inner);
-    const size_t made = rows * static_cast<size_t>(args.hidden);
-    made_ = static_cast<float*>(worker.shared(kRowsSlot, (made + 2 * rows + inner) * 4));
-    inner_ = args.inner_rows ? args.inner_rows : made_ + made + 2 * rows;
-    const size_t sorted = 4 * rows + static_cast<size_t>(num_experts_) + 1;
+    const size_t made = args.output_rows ? 0 : rows * static_cast<size_t>(args.hidden);
+    auto* own = static_cast<float*>(worker.shared(kRowsSlot, (made + 2 * rows + inner) * 4));
+    made_ = args.output_rows ? args.output_rows : own;
+    inner_ = args.inner_rows ? args.inner_rows : own + made + 2 * rows;
+    const size_t experts = static_cast<size_t>(num_experts_);
+    const size_t sorted = 4 * rows + experts + 1 + (args.places.begin ? 2 * experts : 0);
     token_of_ = static_cast<int32_t*>(worker.scratch(kSortedSlot, sorted * sizeof(int32_t)));
     row_of_ = token_of_ + rows;
-    weights_ = is_alone() ? reinterpret_cast<float*>(row_of_ + rows) : made_ + made;
+    weights_ = is_alone() ? reinterpret_cast<float*>(row_of_ + rows) : own + made;
     ids_ = reinterpret_cast<int32_t*>(weights_ + rows);
     begin_of_ = row_of_ + 3 * rows;
+    own_begin_ = args.places.begin ? begin_of_ + experts + 1 : begin_of_;
+    own_end_ = args.places.begin ? own_begin_ + experts : begin_of_ + 1;
   }
 
   // False once the call is aborted.
@@ -178,9 +236,9 @@ class Chunk {
     if (!is_alone() && !worker_.barrier()) return false;
     sort();
     run_experts(&Chunk::gate_up);
-    if (!worker_.barrier(group_)) return false;
+    if (!worker_.barrier(args_.inner_rows ? group_ : nullptr)) return false;
     run_experts(&Chunk::down);
-    if (!worker_.barrier()) return false;
+    if (!worker_.barrier(args_.output_rows ? group_ : nullptr)) return false;
     combine();
     return true;
   }
@@ -211,32 +269,35 @@ class Chunk {
     }
     for (int e = num_experts_; e > 0; e--) begin_of_[e] = begin_of_[e - 1];
     begin_of_[0] = 0;
+    if (args_.places.begin) Copies(args_.places, num_experts_).share_rows(begin_of_, own_begin_, own_end_);
     if (args_.loads == nullptr || worker_.rank != 0) return;
     for (int e = 0; e < num_experts_; e++) args_.loads[e] += rows_of(e);
   }
   int rows_of(int e) const { return begin_of_[e + 1] - begin_of_[e]; }
+  // Those of this rank.
+  int own_rows(int e) const { return own_end_[e] - own_begin_[e]; }
 
-  // A linear for each expert that has rows, all between two barriers.
+  // A linear for each expert that has rows here, all between two barriers.
   void run_experts(oct_linear_args (Chunk::*of)(int) const) const {
     const size_t most = static_cast<size_t>(std::min(num_experts_, tokens_ * top_k_));
     auto* args = static_cast<oct_linear_args*>(
         worker_.scratch(kLinearsSlot, most * sizeof(oct_linear_args)));
     int count = 0;
     for (int e = 0; e < num_experts_; e++) {
-      if (rows_of(e) > 0) args[count++] = (this->*of)(e);
+      if (own_rows(e) > 0) args[count++] = (this->*of)(e);
     }
     linears(args, count, worker_);
   }
 
   oct_linear_args gate_up(int e) const {
     const oct_expert& expert = args_.experts[e];
-    float* y = inner_ + int64_t{begin_of_[e]} * args_.inner + args_.first_inner;
+    float* y = inner_ + int64_t{own_begin_[e]} * args_.inner + args_.first_inner;
     oct_linear_args linear = {};
-    linear.rows = rows_of(e);
+    linear.rows = own_rows(e);
     linear.k = args_.hidden;
     linear.in = args_.in;
     linear.ldin = args_.hidden;
-    linear.row_index = token_of_ + begin_of_[e];
+    linear.row_index = token_of_ + own_begin_[e];
     linear.norm = args_.norm;
     linear.eps = args_.eps;
     linear.remainder_above = args_.remainder_above;
@@ -249,24 +310,26 @@ class Chunk {
 
   oct_linear_args down(int e) const {
     const oct_expert& expert = args_.experts[e];
+    // Of a whole expert all outputs; else those from first_hidden on, which are num_hidden.
+    const int first_output = args_.places.begin ? 0 : args_.first_hidden;
     oct_linear_args linear = {};
-    linear.rows = rows_of(e);
+    linear.rows = own_rows(e);
     linear.k = args_.inner;
-    linear.in = inner_ + int64_t{begin_of_[e]} * args_.inner;
+    linear.in = inner_ + int64_t{own_begin_[e]} * args_.inner;
     linear.ldin = args_.inner;
     linear.remainder_above = args_.inner_remainder_above;
     linear.epilogue = OCT_EPI_NONE;
     linear.num_segments = 1;
     linear.segments[0] = {expert.down, expert.down_bias,
-                          made_ + int64_t{begin_of_[e]} * args_.hidden + args_.first_hidden,
+                          made_ + int64_t{own_begin_[e]} * args_.hidden + first_output,
                           args_.hidden};
     return linear;
   }
 
   // Sixteen values at a time, divided over all tokens: one token has work for all workers.
   void combine() const {
-    const int end = args_.first_hidden + args_.experts[0].down.n;
-    const int lines = (args_.experts[0].down.n + kTile - 1) / kTile;
+    const int end = args_.first_hidden + args_.num_hidden;
+    const int lines = (args_.num_hidden + kTile - 1) / kTile;
     const Range mine = share(tokens_ * lines, worker_.rank, worker_.size);
     for (int i = mine.begin; i < mine.end; i++) {
       const int t = i / lines, column = args_.first_hidden + i % lines * kTile;
@@ -285,13 +348,14 @@ class Chunk {
 
   const oct_experts_args& args_;
   const Worker& worker_;
-  Group* const group_;  // NULL where the inner rows are this rank's own
+  Group* const group_;  // NULL where ranks exchange no rows
   const int first_, tokens_, top_k_, num_experts_;
   // [rows, inner], [rows, hidden]; of tokens and ranks, the weights and the experts.
   float *inner_, *made_, *weights_;
   int32_t* ids_;
   // Of sorted rows, the token of each; of tokens and ranks, the row; of experts, the first row.
   int32_t *token_of_, *row_of_, *begin_of_;
+  int32_t *own_begin_, *own_end_;  // of experts, the rows that this rank computes
 };
 
 int32_t check_routing(const oct_routing& r) {
@@ -323,22 +387,55 @@ int32_t check_matrix(const oct_weight& weight, int most, int k, int e) {
   return OCT_OK;
 }
 
-int32_t check_expert(const oct_experts_args& args, int e) {
-  const oct_expert &expert = args.experts[e], &first = args.experts[0];
-  if (expert.gate.n != expert.up.n || expert.gate.n != first.gate.n || expert.down.n != first.down.n) {
-    return fail(OCT_ERR_ARGUMENT, "expert %d has %d and %d inner values and %d outputs, expert 0 has "
-                "%d and %d", e, expert.gate.n, expert.up.n, expert.down.n, first.gate.n, first.down.n);
+// Whether this rank computes an expert.
+bool is_here(const oct_expert_places& places, int e) {
+  if (!places.begin) return true;
+  return std::find(places.ranks + places.begin[e], places.ranks + places.begin[e + 1], places.rank) !=
+         places.ranks + places.begin[e + 1];
+}
+
+int32_t check_places(const oct_experts_args& args) {
+  const oct_expert_places& places = args.places;
+  if (!places.begin) return OCT_OK;
+  if (!places.ranks || places.num_ranks < 1 || places.num_ranks > kMostRanks || places.rank < 0 ||
+      places.rank >= places.num_ranks || places.begin[0] != 0) {
+    return fail(OCT_ERR_ARGUMENT, "experts of rank %d of %d: 1 to %d ranks can share them", places.rank,
+                places.num_ranks, kMostRanks);
   }
-  const int inner = args.inner - args.first_inner, hidden = args.hidden - args.first_hidden;
+  if (!args.output_rows || args.inner_rows || args.first_inner != 0) {
+    return fail(OCT_ERR_ARGUMENT, "ranks that have whole experts share output_rows, and nothing else");
+  }
+  for (int e = 0; e < args.routing.num_experts; e++) {
+    const int32_t begin = places.begin[e], end = places.begin[e + 1];
+    bool is_right = begin < end && end - begin <= places.num_ranks;
+    for (int32_t i = begin; i < end && is_right; i++) {
+      is_right = places.ranks[i] < places.num_ranks &&
+                 places.ranks[i] > (i > begin ? places.ranks[i - 1] : -1);
+    }
+    if (!is_right) return fail(OCT_ERR_ARGUMENT, "expert %d is with no ranks, or not with ranks of %d that "
+                               "ascend", e, places.num_ranks);
+  }
+  return OCT_OK;
+}
+
+int32_t check_expert(const oct_experts_args& args, int e) {
+  const oct_expert& expert = args.experts[e];
+  const int num_inner = args.places.begin ? args.inner : args.experts[0].gate.n;
+  const int num_outputs = args.places.begin ? args.hidden : args.num_hidden;
+  if (expert.gate.n != expert.up.n || expert.gate.n != num_inner || expert.down.n != num_outputs) {
+    return fail(OCT_ERR_ARGUMENT, "expert %d has %d and %d inner values and %d outputs, and not %d "
+                "and %d", e, expert.gate.n, expert.up.n, expert.down.n, num_inner, num_outputs);
+  }
+  const int inner = args.inner - args.first_inner;
   int32_t code = check_matrix(expert.gate, inner, args.hidden, e);
   if (code == OCT_OK) code = check_matrix(expert.up, inner, args.hidden, e);
-  return code == OCT_OK ? check_matrix(expert.down, hidden, args.inner, e) : code;
+  return code == OCT_OK ? check_matrix(expert.down, num_outputs, args.inner, e) : code;
 }
 
 }  // namespace
 
 void experts(const oct_experts_args& args, int32_t tokens, const Worker& worker, Group* group) {
-  if (args.inner_rows == nullptr) group = nullptr;
+  if (!args.inner_rows && !args.output_rows) group = nullptr;
   const int most = chunk_tokens(args.hidden, args.inner, args.routing.top_k);
   for (int first = 0; first < tokens; first += most) {
     if (first > 0 && !worker.barrier(group)) return;
@@ -352,10 +449,13 @@ int32_t oct_check_experts(const oct_experts_args* args) {
   using namespace octavo;
   int32_t code = check_routing(args->routing);
   if (code != OCT_OK) return code;
-  if (args->first_hidden < 0 || args->first_inner < 0) {
-    return fail(OCT_ERR_ARGUMENT, "experts: the first output of a matrix has a negative number");
+  if (args->first_hidden < 0 || args->num_hidden < 1 || args->first_inner < 0 ||
+      args->num_hidden > args->hidden - args->first_hidden) {
+    return fail(OCT_ERR_ARGUMENT, "experts: %d outputs of %d from %d on, and inner values from %d on",
+                args->num_hidden, args->hidden, args->first_hidden, args->first_inner);
   }
-  if (args->experts && args->experts[0].gate.n < args->inner && !args->inner_rows) {
+  if (args->experts && !args->places.begin && args->experts[0].gate.n < args->inner &&
+      !args->inner_rows) {
     return fail(OCT_ERR_ARGUMENT, "experts: ranks that make parts of the inner values share inner_rows");
   }
   if (args->hidden < 1 || args->inner < 1 || !gates(args->epilogue)) {
@@ -368,8 +468,9 @@ int32_t oct_check_experts(const oct_experts_args* args) {
   if (!args->experts || !args->in || !args->logits || !args->out || args->out == args->in) {
     return fail(OCT_ERR_ARGUMENT, "experts: an input or out is NULL, or out is the input");
   }
+  code = check_places(*args);
   for (int e = 0; e < args->routing.num_experts && code == OCT_OK; e++) {
-    code = check_expert(*args, e);
+    if (is_here(args->places, e)) code = check_expert(*args, e);
   }
   return code;
 }

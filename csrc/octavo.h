@@ -16,7 +16,7 @@
 
 #include <stdint.h>
 
-#define OCT_ABI_VERSION 15
+#define OCT_ABI_VERSION 16
 
 #if defined(__cplusplus)
 extern "C" {
@@ -570,15 +570,25 @@ typedef struct oct_expert {
   const float* down_bias;    /* [hidden] or NULL */
 } oct_expert;
 
-/* out = residual + the weighted sum of the outputs of a token's experts for x = rmsnorm(in) * norm, in
- * the order of ranks. Only experts that some token is routed to are read. */
-/* A rank of a group has some outputs of each matrix: of gate and up those from first_inner on, of down
- * those from first_hidden on, and makes these columns of `out`. Where ranks have parts of gate and up,
- * all write the rows between the matrices to `inner_rows`, which they share: of oct_experts_bytes().
- * Else it is NULL. */
+/* Which ranks of a group have which experts: e is with ranks[begin[e]] to ranks[begin[e + 1] - 1], which
+ * ascend. All ranks have the same places. */
+typedef struct oct_expert_places {
+  int32_t rank, num_ranks;
+  const int32_t* begin; /* [E + 1] */
+  const int32_t* ranks;
+} oct_expert_places;
+
+/* out = residual + the weighted sum of the outputs of a token's experts for x = rmsnorm(in) * norm, the
+ * best expert first. Only experts that some token is routed to are read.
+ *
+ * A rank of a group makes the columns of `out` from first_hidden on. With places.begin, it has whole
+ * experts, and all ranks write what these make of their rows to `output_rows`; experts of other ranks
+ * are not read. Else it has some outputs of each matrix, those of gate and up from first_inner on; where
+ * these are not all, ranks write the rows between the matrices to `inner_rows`. Both are memory that
+ * all ranks share, of oct_experts_bytes(); what is not used is NULL. */
 typedef struct oct_experts_args {
   int32_t hidden, inner;
-  int32_t first_hidden, first_inner;
+  int32_t first_hidden, num_hidden, first_inner;
   int32_t epilogue;        /* of gate and up: one that multiplies the two */
   float eps;
   float remainder_above;   /* of x, as in oct_linear_args */
@@ -592,6 +602,8 @@ typedef struct oct_experts_args {
   float* out;                /* [T, hidden]; may be residual, not in */
   int64_t* loads;            /* NULL, or [E]: the tokens of each expert are added */
   float* inner_rows;
+  float* output_rows;
+  oct_expert_places places;
 } oct_experts_args;
 
 /* Check these arguments, with the weights of all experts: once in advance, as steps read only the

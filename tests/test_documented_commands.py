@@ -39,8 +39,14 @@ NOT_RUN = {
     "rm": "deletes what `pull` has fetched",
     "compare": "needs llama.cpp and others beside octavo: tests/bench/test_peers.py has stand-ins",
     "cuda": "needs a GPU",
+    "cluster": "needs ray: tests/cluster has clusters of its own",
+    "--distributed": "needs a Ray cluster: tests/cluster has some",
+    "--save-expert-loads": "needs a model with experts: tests/models/test_expert_parallel.py",
+    "--enable-expert-parallel": "needs a model with experts: tests/models/test_expert_parallel.py",
     "https://api.example.org": "is somebody else's server",
     "http://gpu:8000": "is another machine",
+    "10.0.0.5": "is the address of a machine that has others beside it",
+    "calibrate --link": "measures no model: tests/cli/test_calibrate.py does it",
 }
 # What takes longer than a few seconds even so: with `-m long`. So do loads for servers that
 # `bench serve` starts itself.

@@ -15,6 +15,7 @@
     │   └── DownloadError          fetching failed, or a checksum did not match
     ├── DeadlineError          a request did not end within its timeout
     ├── BenchmarkError         a measurement could not be made, or a file for one not be used
+    ├── LinkError              a connection between machines was refused, or has ended
     └── EngineError            the engine itself failed: a bug of octavo, not of the input
         ├── StepAbortedError    a step was ended before its end, and may be run again
         ├── PeerEndedError      a process that computes a part of the model has ended
@@ -140,6 +141,10 @@ class DeadlineError(OctavoError):
 class BenchmarkError(OctavoError):
     """A measurement could not be made, or a file that it needs or makes cannot be read or
     written."""
+
+
+class LinkError(OctavoError):
+    """A connection to another machine could not be made, was refused, or has ended."""
 
 
 class EngineUnavailableError(EngineError):

@@ -1,7 +1,7 @@
-"""Checks for the optional packages PyTorch and transformers.
+"""Checks for the optional packages PyTorch, transformers and cryptography.
 
 PyTorch is only needed by GPUs and by models without native kernels, transformers by families that
-octavo lacks.
+octavo lacks, cryptography by connections between machines.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ NO_TORCH = f"PyTorch is needed, and not installed: {ADD_TORCH}"
 
 
 ADD_TRANSFORMERS = "pip install 'octavo[transformers]'"
+ADD_MACHINES = "pip install 'octavo[machines]'"
 
 
 def has_torch() -> bool:
@@ -48,3 +49,11 @@ def need_torch(what: str) -> None:
         if error.name != "torch":
             raise  # it is installed, but broken
         raise MissingPackageError(f"{what}: {NO_TORCH}") from None
+
+
+def need_cryptography(what: str) -> None:
+    """Check like ``need_torch``, before a certificate is made."""
+    if importlib.util.find_spec("cryptography") is None:
+        raise MissingPackageError(
+            f"{what}: the package cryptography is needed, and not installed: {ADD_MACHINES}"
+        )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from octavo.cli import terminal
+from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
-from octavo.cli.flags import add_switch
+from octavo.cli.engine_flags import DEFAULT_MODEL, engine_kwargs
+from octavo.cli.flags import add_switch, add_value
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from octavo.bench.offline.session import OfflineSession
     from octavo.calibration.store import CalibrationProfile
     from octavo.cost.measured_steps import MeasuredSteps
+    from octavo.cost.networks import Network
 
 EXAMPLES = """\
 A minute of the engine's own steps is timed: prompts of all lengths, few and many requests, short
@@ -22,10 +24,19 @@ and long ones, alone and mixed. What comes out is kept below $OCTAVO_HOME, for t
 processor and these settings; `octavo plan`, `advise` and `simulate` with --hardware auto take it
 from there, and `octavo validate` says how far it can be trusted. Nothing else should run meanwhile.
 
+With --link, the network between machines is measured instead, as stages of a pipeline use it: over
+TLS, one way. One machine listens and shows a ticket, which is secret and lets one other in, once;
+the other one takes the ticket from standard input, or from $OCTAVO_LINK_TICKET, and measures. Plans
+and simulations take it from there: --hardware auto:2@10.0.0.5 is two machines like this one, with
+that network between them.
+
 examples:
   octavo calibrate
   octavo calibrate smollm2-135m --quick
   octavo calibrate ./model.gguf --threads 4 --kv-cache-dtype int8 --json
+  octavo calibrate --link loopback
+  octavo calibrate --link listen --link-address 10.0.0.5:7000     # on one machine
+  octavo calibrate --link connect                                 # on the other one
 """
 
 # What is shown of a calibration: steps by (requests, tokens of each, tokens before them).
@@ -41,10 +52,95 @@ _SHOWN = (
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_switch(parser, "--quick", "a quarter of the time, and less certain")
+    group = parser.add_argument_group("link to another machine")
+    add_value(
+        group,
+        "--link WHAT",
+        "measure a link, and no model: loopback is this machine alone, listen waits for another "
+        "one, connect measures the way to the one whose ticket it is given",
+        choices=tuple(_LINKS),
+    )
+    add_value(
+        group,
+        "--link-address HOST[:PORT]",
+        "of --link listen: the address of this machine to listen on (default: loopback, which no "
+        "other machine reaches)",
+    )
     common.add_benchmark_arguments(parser, plot=False)
+    parser.set_defaults(model=None)  # so that one that is given is known
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.link is not None:
+        return _run_link(args)
+    if args.link_address is not None:
+        raise UsageError("--link-address is of --link listen, which was not given")
+    args.model = args.model or DEFAULT_MODEL
+    return _run_steps(args)
+
+
+def _run_link(args: argparse.Namespace) -> int:
+    given = [name for name, value in (("MODEL", args.model), ("--quick", args.quick)) if value]
+    given += ["--" + name.replace("_", "-") for name in engine_kwargs(args)]
+    if given:
+        raise UsageError(f"--link measures no model: leave out {', '.join(given)}")
+    if args.link_address is not None and args.link != "listen":
+        raise UsageError(f"--link-address is of --link listen, not of --link {args.link}")
+    warn_if_busy()
+    return _LINKS[args.link](args)
+
+
+def _listen(args: argparse.Namespace) -> int:
+    from octavo.calibration.link_run import serve_one
+    from octavo.links.listener import LOOPBACK
+    from octavo.links.ticket import Ticket, parse_address
+
+    address = LOOPBACK if args.link_address is None else parse_address(args.link_address)
+
+    def show(ticket: Ticket) -> None:
+        terminal.say("on the other machine: octavo calibrate --link connect, with this ticket:")
+        print(ticket.secret_text(), flush=True)
+
+    peer = serve_one(address, show)
+    terminal.say(f"{peer} has measured the link")
+    return 0
+
+
+def _connect(args: argparse.Namespace) -> int:
+    from octavo.calibration.link_run import measure_to
+    from octavo.links.ticket import receive_ticket
+
+    return _report_link(args, measure_to(receive_ticket()))
+
+
+def _loopback(args: argparse.Namespace) -> int:
+    from octavo.calibration.link_run import measure_loopback
+
+    return _report_link(args, measure_loopback())
+
+
+_LINKS = {"loopback": _loopback, "listen": _listen, "connect": _connect}
+
+
+def _report_link(args: argparse.Namespace, link: Network) -> int:
+    from octavo.calibration.link_run import keep
+
+    path = keep(link)
+
+    def show(console: Console) -> None:
+        rows = [
+            ("a message of a step, median", f"{link.latency_s * 1e6:,.0f}", "us"),
+            ("the same, 99 of 100", f"{link.latency_p99_s * 1e6:,.0f}", "us"),
+            ("long frames", f"{link.bandwidth / 1e9:,.3f}", "GB/s"),
+        ]
+        common.print_figures(console, f"the link to {link.name}, one way", ("", "", ""), rows)
+        console.print(f"kept in {path}", style="dim", highlight=False)
+
+    common.report(args, {"path": str(path), **link.as_json()}, show)
+    return 0
+
+
+def _run_steps(args: argparse.Namespace) -> int:
     from octavo.bench.record import Recorder
     from octavo.calibration.store import keep
 

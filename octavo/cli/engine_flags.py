@@ -20,6 +20,7 @@ from octavo.cli.flags import number_of_ranks
 from octavo.cli.parser import rarely
 from octavo.hub import DEFAULT_MODEL
 from octavo.settings.engine import EngineArgs, parse_bytes
+from octavo.settings.replica_range import parse_replicas
 
 # Settings of an engine that are in the short help of commands.
 _OFTEN = (*("device", "kv_cache_dtype", "max_model_len", "max_num_seqs", "spec_method", "threads"),)
@@ -121,14 +122,18 @@ def _settings(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     """Return the settings of argparse for a field whose type is ``hint``."""
     if field.metadata["choices"]:
         return {"choices": field.metadata["choices"]}
-    if field.name in ("kv_cache_memory", "response_cache", "max_unread_bytes"):
+    if field.name in ("kv_cache_memory", "kv_buffer_size", "response_cache", "max_unread_bytes"):
         return {"type": _bytes, "metavar": "BYTES"}
     if field.name == "max_model_len":
         return {"type": _length, "metavar": "N"}
     if field.name == "tensor_parallel_size":
         return {"type": number_of_ranks, "metavar": "N"}
-    if field.name == "max_predicted_ttft":
+    if field.name in ("max_predicted_ttft", "target_ttft"):
         return {"metavar": "MS"}
+    if field.name == "data_parallel_size":
+        return {"type": _replicas, "metavar": "N"}
+    if field.name == "ray_address":
+        return {"metavar": "HOST:PORT"}
     if typing.get_origin(hint) is tuple:
         return {"action": "append", "metavar": field.name.rpartition("_")[2].upper()}
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
@@ -149,6 +154,14 @@ def _bytes(text: str) -> int:
         return parse_bytes(text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _replicas(text: str) -> int | str:
+    try:
+        least, most = parse_replicas(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return least if least == most else text
 
 
 def _length(text: str) -> int | str:

@@ -15,6 +15,7 @@ from octavo.cli.bench.common import add_plot_flag, save_plots
 from octavo.cli.flags import add_json_flag, add_number, add_switch, add_value
 from octavo.cli.parser import rarely
 from octavo.cli.plan_flags import add_plan_flags, question_of
+from octavo.tuning.config_text import check_name, config_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from octavo.planner.answer import Plan, Question
     from octavo.planner.cheapest import CheapestPlan
     from octavo.planner.confirmation import SimulatedLimit
+    from octavo.planner.prefill_split import PrefillSplit
 
 EXAMPLES = """\
 MODEL is a name of the catalogue, a model that is here, a config.json, a folder or a GGUF file;
@@ -39,7 +41,7 @@ examples:
   octavo plan llama-3.3-70b --hardware h100-sxm:4 --rate 5 --slo ttft=500,tpot=50,e2e=10s@p99
   octavo plan qwen3-32b --hardware a100-80,h100-sxm,l40s --cheapest --rate 20 --slo tpot=40
   octavo plan mixtral-8x7b --hardware h100-sxm:2 --profile vllm --memory --roofline
-  octavo plan llama-3.1-8b --hardware l40s --export llama-on-l40s.json
+  octavo plan llama-3.1-8b --hardware l40s --save server.yaml
 """
 
 INFEASIBLE = 2
@@ -62,6 +64,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "have production's scheduler, simulated, say what it makes of the limits of --slo; "
         "--cheapest always does",
     )
+    add_switch(
+        parser,
+        "--disaggregate",
+        "simulate each number of replicas that could compute prompts for the others, and "
+        "say which keeps furthest from the limits of --slo",
+    )
     group = parser.add_argument_group("output")
     add_switch(group, "--memory", "what memory goes to")
     add_switch(group, "--roofline", "what steps go to, by operation")
@@ -73,7 +81,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "write what steps, memory and money of the plan depend on, and steps to check by: "
         "JSON, from which a page can compute the same",
     )
-    rarely(parser, "--most-devices", "--confirm", "--roofline", "--export", "--plot")
+    add_value(
+        group,
+        "--save FILE",
+        "write the settings that are recommended, each with its reason, for octavo serve "
+        "--config FILE: YAML, or TOML",
+    )
+    rarely(
+        parser,
+        *("--most-devices", "--confirm", "--disaggregate", "--roofline", "--save", "--export"),
+        "--plot",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,6 +99,12 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--most-devices says nothing without --cheapest")
     if args.confirm and args.slo is None:
         raise UsageError("--confirm needs --slo: it says whether limits hold")
+    if args.save is not None:
+        check_name(args.save)
+    if args.disaggregate and args.slo is None:
+        raise UsageError("--disaggregate needs --slo: splits are compared by its limits")
+    if args.disaggregate and args.cheapest:
+        raise UsageError("--disaggregate splits the replicas of a plan: leave out --cheapest")
     from octavo.planner.ranking import is_of_several
 
     if args.cheapest:
@@ -102,8 +126,11 @@ def _run_plans(args: argparse.Namespace, is_ranking: bool) -> int:
         plans = [answer(question)]
     plan = plans[0]
     confirmed = _confirmed(plan) if args.confirm else ()
+    splits = _splits(plan) if args.disaggregate else ()
     if args.json:
         document = plan_json(plan)
+        if args.disaggregate:
+            document["splits"] = [each.as_json() for each in splits]
         if is_ranking:
             document["ranked"] = ranked_json(plans)
         if args.confirm:
@@ -119,6 +146,7 @@ def _run_plans(args: argparse.Namespace, is_ranking: bool) -> int:
             _print_ranking(terminal.console(), plans, question)
         _print_plan(terminal.console(), plan, args)
         _print_confirmed(terminal.console(), confirmed)
+        _print_splits(terminal.console(), splits)
     _write_files(args, plan)
     return 0 if plan.is_feasible and all(each.holds for each in confirmed) else INFEASIBLE
 
@@ -131,6 +159,27 @@ def _confirmed(plan: Plan) -> Sequence[SimulatedLimit]:
         return ()
     with terminal.spinner("simulating"):
         return confirm(plan.verdict, plan.slo)
+
+
+def _splits(plan: Plan) -> Sequence[PrefillSplit]:
+    from octavo.planner.prefill_split import prefill_splits
+
+    with terminal.spinner("simulating splits"):
+        return prefill_splits(plan.verdict, plan.slo)
+
+
+def _print_splits(console: Console, splits: Sequence[PrefillSplit]) -> None:
+    """Print a line for each split, the best first."""
+    if not splits:
+        return
+    console.print("replicas that compute prompts for the others, the best first:")
+    for each in splits:
+        limits = ", ".join(
+            f"{found.limit.name} {found.seconds * 1e3:,.1f} of {found.limit.seconds * 1e3:,.0f} ms"
+            for found in each.limits
+        )
+        busy = "".join(f"; {name} {about['busy']:.0%} busy" for name, about in each.roles.items())
+        console.print(f"  --prefill-replicas {each.num_prefill}: {limits}{busy}", markup=False)
 
 
 def _run_search(args: argparse.Namespace) -> int:
@@ -159,16 +208,37 @@ def _write_files(args: argparse.Namespace, plan: Plan) -> None:
         return plan_figure(plan, title=_what(plan))
 
     save_plots(args, draw)
+    if args.save is not None:
+        _save(args.save, plan)
     if args.export is None:
         return
     from octavo.planner.formulas import formulas_json
 
-    document = json.dumps(formulas_json(plan.deployment, plan.question.price), allow_nan=False)
+    formulas = formulas_json(plan.deployment, plan.question.price)
+    _write(args.export, json.dumps(formulas, allow_nan=False))
+
+
+def _write(path: str, text: str) -> None:
     try:
-        replace_file(args.export, document.encode())
+        replace_file(path, text.encode())
     except OSError as error:
-        raise ConfigError(f"{args.export} cannot be written: {error.strerror or error}") from None
-    terminal.say(f"written to {args.export}")
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
+    terminal.say(f"written to {path}")
+
+
+def _save(path: str, plan: Plan) -> None:
+    """Write the settings of a server that is as planned. ConfigError if there is none."""
+    from octavo.planner.serve_settings import serve_settings, summary
+
+    try:
+        settings = serve_settings(plan)
+    except ConfigError as error:
+        if not plan.is_feasible:
+            return terminal.say(f"{path} is not written: the plan is not feasible")
+        raise ConfigError(f"--save {path}: {error}") from None
+    values = {each.name: each.value for each in settings}
+    reasons = {each.name: each.why for each in settings}
+    _write(path, config_text(path, values, summary(plan), reasons))
 
 
 # -- for people -----------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 A store has blocks of its own in host memory, whose ids follow those of the pool. No step computes
 in them: they are only copied to and from, and such a copy stands in ``Batch.block_copies`` like any
-other, in its order. A block that lies further away (on a disk) is first read to host memory, while
-the request that needs it waits and others go on::
+other, in its order. A block that lies further away (on a disk, or at another replica) is first read
+to host memory, while the request that needs it waits and others go on::
 
     pool ids      0 ... num_blocks - 1      what steps read and write
     host ids      num_blocks ...            what copies reach
@@ -59,7 +59,7 @@ class StoreStats:
     num_dropped: int = 0  # for want of room or time
     num_errors: int = 0  # blocks that could not be written, or read back unchanged
     tokens_from_memory: int = 0
-    tokens_from_disk: int = 0
+    tokens_from_storage: int = 0
 
     @property
     def figures(self) -> Mapping[str, Any]:
@@ -73,7 +73,6 @@ class StoreStats:
             "kv_bytes_stored": self.num_stored * self.block_bytes,
             "kv_bytes_restored": self.num_restored * self.block_bytes,
             "prefix_tokens_from_memory": self.tokens_from_memory,
-            "prefix_tokens_from_disk": self.tokens_from_disk,
         }
 
 

@@ -19,6 +19,7 @@ from octavo.core.block_audit import IdleAudit
 from octavo.core.clock import Clock, WallClock
 from octavo.core.executor import Executor, FailedStep, StepHandle
 from octavo.core.idle_offload import IdleOffload
+from octavo.core.kv_tables import GONE
 from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import RequestUpdate, Scheduler
 from octavo.core.stats import StepStats
@@ -30,6 +31,8 @@ _log = logging.getLogger("octavo")
 _STORE_SECONDS = 0.005
 # Seconds at the end for blocks that are not in the store yet.
 _LAST_SECONDS = 1.0
+# Seconds, between two steps, for the blocks of one request.
+_SAVE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,14 +332,45 @@ class Engine:
             if self._idle_offload.is_done:
                 return False
             return self._store.has_room or self._store.wait(_STORE_SECONDS)
+        return self._copy_to_store(copies)
+
+    def _copy_to_store(self, copies: tuple[tuple[int, int], ...]) -> bool:
+        """Make copies to the store now. Returns False if that fails."""
         try:
             self.executor.submit(Batch(self.scheduler.num_steps, (), (), (), copies)).result()
+        except PeerEndedError:
+            raise
         except Exception:
             _log.exception("cached blocks could not be copied to the store")
             self._store.settle(copies, are_done=False)
             return False
         self._store.settle(copies, are_done=True)
         return True
+
+    def save_prefix(self, request: Request) -> int:
+        """Copy the full blocks of a request to the store, between two steps, so that another engine
+        can go on from them. Returns the number of tokens whose blocks are there, or on their way.
+
+        Where the store has no room, it is waited for a little, and the rest is not copied.
+        """
+        blocks = self.scheduler.block_manager
+        deadline = self.clock.now() + _SAVE_SECONDS
+        copies: list[tuple[int, int]] = []
+        num_saved = num_planned = 0
+        for number in range(request.num_published_blocks):
+            while not self._store.has_room:
+                if copies and not self._copy_to_store(tuple(copies)):
+                    return num_saved * blocks.block_size
+                copies, num_saved = [], num_planned
+                if self.clock.now() > deadline or not self._store.wait(_STORE_SECONDS):
+                    return num_saved * blocks.block_size
+            for table in request.block_tables:
+                if table[number] != GONE:
+                    copies += blocks.save_if_cached(table[number])
+            num_planned += 1
+        if not copies or self._copy_to_store(tuple(copies)):
+            num_saved = num_planned
+        return num_saved * blocks.block_size
 
     def audit(self) -> bool:
         """Check a part of the block pool while no request runs. Returns whether there is more of

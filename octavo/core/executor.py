@@ -206,6 +206,10 @@ class Probe(Protocol):
         without counting."""
         ...
 
+    def expert_loads(self) -> Sequence[Sequence[int]]:
+        """Return the same for each layer that has experts. They move on with the executor."""
+        ...
+
     def observe_logits(self, observer: LogitsObserver | None) -> None:
         """Show the logits of prompts to ``observer``, from the next step on; None ends it."""
         ...
@@ -224,6 +228,9 @@ class NoModel:
         return ()
 
     def expert_tokens(self) -> tuple[int, ...]:
+        return ()
+
+    def expert_loads(self) -> Sequence[Sequence[int]]:
         return ()
 
     def products(self, arithmetic: str) -> Callable[[int], float]:

@@ -1,4 +1,4 @@
-"""KV blocks in host memory, by content, before a KV storage (a disk) that may be far larger.
+"""KV blocks in host memory, by content, before a KV storage: a disk, or another replica.
 
 Every place of the host cache is in one of these states::
 
@@ -34,6 +34,14 @@ class FinishedTransfer(NamedTuple):
 class KVStorage(Protocol):
     """A storage behind the host cache, which reads and writes the cache's places asynchronously; by
     default one that keeps nothing."""
+
+    place: str = "disk"
+    """Where its blocks lie, in the name of the figure ``prefix_tokens_from_…``."""
+
+    @property
+    def figures(self) -> Mapping[str, Any]:
+        """Further fields of ``StepStats``, by name."""
+        return {}
 
     @property
     def num_errors(self) -> int:
@@ -139,7 +147,8 @@ class HostKVCache:
 
     @property
     def figures(self) -> Mapping[str, Any]:
-        return self.stats.figures
+        from_storage = {f"prefix_tokens_from_{self._storage.place}": self.stats.tokens_from_storage}
+        return {**self.stats.figures, **from_storage, **self._storage.figures}
 
     # -- from the pool -----------------------------------------------------------------------
 
@@ -245,9 +254,9 @@ class HostKVCache:
 
     def take(self, stored: Stored) -> list[int]:
         keys = [part.key for part in stored.parts]
-        from_disk = stored.num_tokens * len(self._were_read.intersection(keys)) // len(keys)
-        self.stats.tokens_from_disk += from_disk
-        self.stats.tokens_from_memory += stored.num_tokens - from_disk
+        num_read = stored.num_tokens * len(self._were_read.intersection(keys)) // len(keys)
+        self.stats.tokens_from_storage += num_read
+        self.stats.tokens_from_memory += stored.num_tokens - num_read
         self._were_read.difference_update(keys)
         return [self._first_id + self._use(self._held[key]) for key in keys]
 

@@ -39,10 +39,12 @@ class Ask:
 
     ``num_tokens``: of its prompt. ``keys``: of the first full blocks of that, as in
     ``block_store``, but the last block first; none for a request that takes no part in caches.
+    ``num_coming``: tokens whose KV another replica passes on.
     """
 
     num_tokens: int
     keys: Sequence[bytes] = field(default=(), repr=False)
+    num_coming: int = 0
 
     @classmethod
     def of(cls, token_ids: Sequence[int], block_size: int, cache_salt: str = "") -> Ask:
@@ -248,7 +250,8 @@ class TrackedReplica:
         keys, known = ask.keys, self._known
         num_cached = self.cached_tokens(keys)
         last_uses = [known[key] for key in keys[len(keys) - num_cached // self.block_size :]]
-        num_cached = min(num_cached, ask.num_tokens - 1)  # the last token is always computed
+        # The last token is always computed.
+        num_cached = min(max(num_cached, ask.num_coming), ask.num_tokens - 1)
         self._num_sent += 1
         for key in keys:
             known[key] = self._num_sent

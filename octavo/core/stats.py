@@ -163,6 +163,18 @@ class StepStats:
     kv_bytes_restored: int | None = None
     prefix_tokens_from_memory: int | None = None
     prefix_tokens_from_disk: int | None = None
+    prefix_tokens_from_peers: int | None = None
+    # Totals of transfers between replicas (offload/peer_storage.py), None without any: blocks that
+    # did not come are counted by why.
+    kv_transfer_bytes_sent: int | None = None
+    kv_transfer_bytes_received: int | None = None
+    kv_transfer_seconds_sent: float | None = None
+    kv_transfer_seconds_received: float | None = None
+    kv_transfer_misses_late: int | None = None
+    kv_transfer_misses_overwritten: int | None = None
+    kv_transfer_misses_peer_ended: int | None = None
+    kv_transfer_misses_damaged: int | None = None
+    kv_transfer_misses_unreachable: int | None = None
     # Figures of a meter (core/step_meter.py), None without one. Of this step: the share of its time
     # that the device needs for it at least, and how long its bytes, and its operations, take at
     # the device's peaks. The others are totals: that least time, the predicted time, and the

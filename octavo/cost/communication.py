@@ -8,6 +8,11 @@ of latency: small messages, as those of decoding, take little else. For n ranks 
     all-to-all       alpha +   (n-1)/n S / bandwidth        S is what one rank sends
     point to point   alpha +           S / bandwidth
 
+A stage of a pipeline sends the hidden states of a step to the next one: as wide as activations on
+GPUs, and as 32-bit floats on processors, which keep all their bits. That is one row a token; what a
+last layer's norm, or experts with shared ones, would add to it goes as a second row in an engine on
+processors, and is not counted.
+
 Ranks on processors (scheme `gather`) send nothing: each writes its part of a value into memory that
 all have, they meet, and each reads what the others wrote. That is an all-gather whose S is what all
 of them write together, once; each rank reads (n-1)/n of it.
@@ -17,13 +22,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.base.errors import ConfigError
 from octavo.cost.hardware import SHARED_MEMORY, Device
 from octavo.cost.model_spec import ModelSpec
+from octavo.cost.networks import Network
 from octavo.cost.parallel import Parallel
-from octavo.cost.rank_model import Exchange, RankModel
+from octavo.cost.rank_model import EXCHANGED_BYTES, Exchange, RankModel
 from octavo.cost.shares import shares
 from octavo.cost.work import RowCounts
 
@@ -37,23 +43,36 @@ class Link:
         shares: of it that collective operations reach among 2, 4, and 8 or more ranks.
         latency_s: the least that one takes among 2 ranks; each doubling of them adds a quarter.
         island: how many devices have this link to each other; more of them talk over a network.
+        network: as it was measured; None: the usual one.
+        hidden_bytes: of a number of hidden states that cross it; None: as wide as activations.
     """
 
     bandwidth: float
     shares: tuple[float, float, float]
     latency_s: float
     island: int = 8
+    network: Network | None = None
+    hidden_bytes: int | None = None
 
     def reached(self, num_ranks: int) -> float:
         """Bytes a second."""
         own = self.bandwidth * self.shares[min(2, bisect_left((2, 4), num_ranks))]
-        return own if num_ranks <= self.island else min(own, _NETWORK_REACHED)
+        return own if num_ranks <= self.island else min(own, self._network_reached)
 
     def floor_s(self, num_ranks: int) -> float:
         own = self.latency_s * (0.75 + 0.25 * (num_ranks - 1).bit_length())
-        return own if num_ranks <= self.island else own + _NETWORK_LATENCY_S
+        return own if num_ranks <= self.island else own + self._network_latency_s
+
+    @property
+    def _network_reached(self) -> float:
+        return _NETWORK_REACHED if self.network is None else self.network.bandwidth
+
+    @property
+    def _network_latency_s(self) -> float:
+        return _NETWORK_LATENCY_S if self.network is None else self.network.latency_s
 
 
+_LOGIT_BYTES = 4
 # Between machines, for each device: 400 Gbit/s of which 0.8 is reached.
 _NETWORK_REACHED, _NETWORK_LATENCY_S = 40e9, 20e-6
 # By what a link is called. Shares from Vidur's all-reduces of 64 MB: bus bandwidths of 156, 167 and
@@ -89,7 +108,9 @@ def link_of(device: Device) -> Link:
     known = (of for name, of in _LINKS.items() if kind.startswith(name))
     shares, latency = next(known, _UNKNOWN_LINK)
     island = next((size for word, size in _ISLANDS.items() if word in device.link_kind), 8)
-    return Link(device.link_bandwidth, shares, latency, island)
+    hidden_bytes = EXCHANGED_BYTES if device.kind == "cpu" else None
+    bandwidth, network = device.link_bandwidth, device.network
+    return Link(bandwidth, shares, latency, island, network, hidden_bytes)
 
 
 def link_between(device: Device, parallel: Parallel) -> Link:
@@ -97,18 +118,30 @@ def link_between(device: Device, parallel: Parallel) -> Link:
     link = link_of(device)
     if device.kind != "cpu":
         return link
-    if parallel.pp > 1 or parallel.ep > 1:
+    if device.network is not None:
+        return _link_of_machines(link, device.network, parallel)
+    if parallel.ep not in (1, parallel.tp):
         raise ConfigError(
-            f"{device.name}: on processors the layers and the experts of a model are not shared "
-            "out: choose tp, or copies (dp, replicas)"
+            f"{device.name}: on processors, the ranks that share the experts are those that share "
+            f"the other weights: choose ep = tp, here {parallel.tp}, or 1"
         )
     most = device.num_ranks if device.is_measured else link.island
-    if parallel.tp > most:
+    if parallel.tp * parallel.pp > most:
         raise ConfigError(
-            f"{device.name}: {parallel.tp} ranks do not share the memory of one machine, but "
-            f"{most} do: choose tp = {most}, or copies (dp, replicas)"
+            f"{device.name}: {parallel.tp * parallel.pp} ranks do not share the memory of one "
+            f"machine, but {most} do: choose tp x pp = {most}, or copies (dp, replicas)"
         )
     return link
+
+
+def _link_of_machines(link: Link, network: Network, parallel: Parallel) -> Link:
+    """The link of processors of several machines, which have a stage each."""
+    if parallel.tp > 1 or parallel.ep > 1:
+        raise ConfigError(
+            f"the network to {network.name}: ranks that share a layer meet several times in it, "
+            "which takes longer over a network than the layer: choose pp, or copies (dp, replicas)"
+        )
+    return replace(link, island=1)
 
 
 # -- the operations -------------------------------------------------------------------------------
@@ -132,6 +165,8 @@ def all_to_all(num_bytes: float, num_ranks: int, link: Link) -> float:
 def point_to_point(num_bytes: float, link: Link, num_ranks: int = 2) -> float:
     """Seconds until one rank has what another one sends. ``num_ranks``: all there are, which says
     whether a network lies between them."""
+    if num_ranks > link.island and link.network is not None:
+        return link.network.seconds(num_bytes)
     if num_ranks > link.island:
         return _NETWORK_LATENCY_S + num_bytes / min(link.reached(2), _NETWORK_REACHED)
     return link.floor_s(2) + num_bytes / link.reached(2)
@@ -169,14 +204,22 @@ def transfers(model: RankModel, rows: RowCounts, link: Link) -> list[Transfer]:
     if _sends_to_experts(parallel):
         said += _of_experts(model, rows, link)
     if parallel.pp > 1:
-        hops = parallel.pp - 1
-        seconds = hops * point_to_point(hidden, link, parallel.tp * parallel.pp)
-        said.append(Transfer("stages.send", hops, hops * hidden, seconds))
+        hops, sent = parallel.pp - 1, sent_bytes(model, rows.num_tokens, link)
+        seconds = hops * point_to_point(sent, link, parallel.tp * parallel.pp)
+        said.append(Transfer("stages.send", hops, hops * sent, seconds))
     return said
 
 
-def exchange_of(spec: ModelSpec, tp: int) -> Exchange:
-    """Return the exact exchange of ``tp`` ranks of the scheme `gather`.
+def sent_bytes(model: RankModel, num_tokens: int, link: Link) -> float:
+    """Bytes that one stage of a pipeline sends to the next in a pass of so many tokens."""
+    return num_tokens * model.hidden_size * (link.hidden_bytes or model.activation_bytes)
+
+
+def exchange_of(
+    spec: ModelSpec, tp: int, span: range | None = None, *, has_whole_experts: bool = False
+) -> Exchange:
+    """Return the exact exchange of ``tp`` ranks of the scheme `gather`, in all layers or in those
+    of ``span``; ``has_whole_experts``: each has some experts (ep = tp), and not a part of all.
 
     In a pass of T tokens, R rows of which are sampled, all ranks together write
     T x token_values + R x row_values numbers, of 4 bytes, into values that all ranks have: each
@@ -191,16 +234,20 @@ def exchange_of(spec: ModelSpec, tp: int) -> Exchange:
         recurrence              outputs of all projections, and of all heads
         MLP                     inner size, hidden size
         experts                 their number (router), inner size x experts of a token, hidden size
+        whole experts           their number, hidden size x experts of a token, hidden size
         head                    vocabulary, for each sampled row
     """
     said, counted = shares(tp, "gather"), [0, 0]
-    for layer in spec.layers:
+    layers = spec.layers if span is None else spec.layers[span.start : span.stop]
+    for layer in layers:
         for part in (*layer.mixers, *([] if layer.mlp is None else [layer.mlp])):
             for meeting in part.meetings(spec.hidden_size):
                 values = [
-                    value.width * value.times
+                    (value.of_whole if is_whole else value.width) * value.times
                     for value in meeting
-                    if value.by_heads or said.exchanges(value.width)
+                    if (is_whole := has_whole_experts and value.of_whole > 0)
+                    or value.by_heads
+                    or said.exchanges(value.width)
                 ]
                 counted[0] += sum(values)
                 counted[1] += bool(values)
@@ -226,15 +273,20 @@ def _sends_to_experts(parallel: Parallel) -> bool:
 
 
 def _of_tensors(model: RankModel, rows: RowCounts, hidden: float, link: Link) -> list[Transfer]:
-    """Two sums in each layer, after attention and after the MLP; the logits at the end."""
+    """A sum of embeddings; two in each layer, after attention and after the MLP, and one after the
+    MLP that all tokens use beside experts; the logits at the end, which are float32."""
     tp, pp = model.parallel.tp, model.parallel.pp
-    sums = 2 * model.num_layers
+    shared = sum(each.count for each in model.matrices if each.name == "shared.down")
+    sums = 2 * model.num_layers + shared
     if _sends_to_experts(model.parallel):
         sums -= model.num_moe_layers  # whose results come back by themselves
     sums *= pp
-    said = [Transfer("layers.all_reduce", sums, sums * hidden, sums * all_reduce(hidden, tp, link))]
+    said = [
+        Transfer("embedding.all_reduce", 1, hidden, all_reduce(hidden, tp, link)),
+        Transfer("layers.all_reduce", sums, sums * hidden, sums * all_reduce(hidden, tp, link)),
+    ]
     if rows.num_sampled:
-        logits = rows.num_sampled * model.vocab_size * model.activation_bytes
+        logits = float(rows.num_sampled * model.vocab_size * _LOGIT_BYTES)
         said.append(Transfer("head.all_gather", 1, logits, all_gather(logits, tp, link)))
     return said
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from octavo.base.errors import ConfigError
 from octavo.cost.hardware import Device
 from octavo.cost.hardware_table import named_device
+from octavo.cost.networks import measured_network
 
 AUTO = "auto"  # the machine that this runs on
 
@@ -14,11 +16,18 @@ AUTO = "auto"  # the machine that this runs on
 def find_device(text: str, own: str | Path | None = None) -> tuple[Device, int]:
     """A device by name, and how many: ``H100 SXM:8`` is eight; of processors, sockets.
 
+    ``auto:2@node-2`` is two machines like this one, with the network between them that
+    `octavo calibrate --link` has measured (`octavo.cost.networks`). Others are the devices of
+    several machines, of which eight have links to each other.
+
     ``auto`` is the machine that this runs on, measured (`octavo.cost.this_machine`); other names
     are those of `octavo.cost.hardware_table`, with the user's devices in the file ``own``.
 
     ConfigError if the name means no device, or more than one; the message has the nearest.
     """
+    text, at, network = text.partition("@")
+    if at:
+        return _with_network(*find_device(text, own), text, network.strip())
     name, count = _with_count(text)
     if name.lower() == AUTO:
         from octavo.cost.this_machine import this_machine  # it takes a while to import
@@ -41,15 +50,26 @@ def asked_ranks(tp: int | str | None, device: Device, count: int) -> int | None:
     return numa.auto_ranks(numa.nodes())
 
 
-def ranks_of(device: Device, count: int, tp: int | None) -> tuple[Device, int]:
-    """The devices of ``tp`` ranks: as they are, but that of this machine's processor each rank has
-    a part, with as many parts of it.
+def ranks_of(device: Device, count: int, num_ranks: int) -> tuple[Device, int]:
+    """The devices of ``num_ranks`` ranks, of all stages and copies: as they are, but that of this
+    machine's processor each rank has a part, with as many parts of it.
 
     ConfigError if there is no core for each.
     """
-    if tp is None or tp == 1 or not (device.kind == "cpu" and device.is_measured):
+    if device.network is not None:
+        return device, count  # machines, which are not divided
+    if num_ranks == 1 or not (device.kind == "cpu" and device.is_measured):
         return device, count
-    return device.shared_by(tp), count * tp
+    return device.shared_by(num_ranks), count * num_ranks
+
+
+def _with_network(device: Device, count: int, text: str, network: str) -> tuple[Device, int]:
+    if count == 1:
+        raise ConfigError(
+            f"hardware {text.strip()}@{network}: one of it has no network: say how many, as in "
+            f"{text.strip()}:2@{network}"
+        )
+    return replace(device, network=measured_network(network)), count
 
 
 def _with_count(text: str) -> tuple[str, int]:

@@ -8,6 +8,11 @@
               + tokens x what one more token of a prompt adds
               + pairs x what one more key adds that such a token sees
 
+In a pipeline of d stages, a step has a d-th of the requests and of the tokens that are due
+(`octavo.core.step_share`), d steps are under way at once, and the seconds above are those between
+two of them. The last step with tokens of the new prompt then takes d - 1 times as long once more,
+as it goes through the other stages.
+
 No term falls when there is more to do, so a longer queue never predicts an earlier token. Requests
 are taken in the order of their arrival, and those before the new one join the answers half-way, on
 the mean. Three things are not predicted: prefix cache hits, which make the token earlier; a KV pool
@@ -20,6 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from octavo.core.prefill_pacing import MIN_CHUNK, prompt_seconds_in_step
+from octavo.core.step_share import MIN_PROMPT_TOKENS
 from octavo.cost.work import Span, passes
 
 if TYPE_CHECKING:
@@ -45,7 +51,7 @@ class Backlog(NamedTuple):
 
 
 class StepRates(Protocol):
-    """The seconds that steps take."""
+    """The seconds that steps take; of a pipeline, those between two of them."""
 
     def decode(self, num_seqs: int, num_tokens: int) -> float:
         """Seconds of a step in which so many samples decode, with so many tokens in all."""
@@ -64,11 +70,13 @@ class StepRates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """Predicts times to first tokens of an engine with these limits (``SchedulerConfig``)."""
+    """Predicts times to first tokens of an engine with these limits (``SchedulerConfig``), and so
+    many stages of a pipeline."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     target_step_seconds: float = 0.0
+    stages: int = 1
 
     def seconds(
         self, backlog: Backlog, num_tokens: int, rates: StepRates, answer_tokens: float = 0.0
@@ -81,17 +89,24 @@ class FirstToken:
         tokens = backlog.num_due_tokens + backlog.num_waiting_tokens + num_tokens
         pairs = backlog.num_waiting_pairs + num_pairs(num_tokens)
         joining = backlog.num_running + (backlog.num_waiting + 1) // 2
-        decoding = min(self.max_num_seqs, joining)
-        held = backlog.num_running_tokens + backlog.num_waiting_tokens // 2
+        decoding = -(-min(self.max_num_seqs, joining) // self.stages)
+        held = (backlog.num_running_tokens + backlog.num_waiting_tokens // 2) // self.stages
         step = rates.decode(max(1, decoding), held)
         num_before = backlog.num_running + backlog.num_waiting
         ends = max(0, num_before + 1 - self.max_num_seqs)
+        share = max(MIN_PROMPT_TOKENS, tokens / self.stages)
         steps = max(
             1.0,
-            tokens / self._room(decoding, step, rates.prompt_token),
-            ends * answer_tokens / self.max_num_seqs,
+            tokens / min(share, self._room(decoding, step, rates.prompt_token)),
+            ends * answer_tokens * self.stages / self.max_num_seqs,
         )
-        return steps * step + tokens * rates.prompt_token + pairs * rates.prompt_pair
+        later = self.stages - 1  # stages that the last step goes through after the first one
+        last = later * min(tokens, share, self.max_num_batched_tokens)
+        return (
+            (steps + later) * step
+            + (tokens + last) * rates.prompt_token
+            + (pairs + last * num_tokens) * rates.prompt_pair
+        )
 
     def _room(self, decoding: int, step: float, prompt_token: float) -> float:
         """Tokens of prompts in a step; not a whole number, so that it rises and falls steadily."""

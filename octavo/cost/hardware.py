@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from octavo.base.errors import ConfigError
+from octavo.cost.networks import Network
 from octavo.cost.rank_model import Arithmetic
 from octavo.runtime.layout import RankBounds, check_ranks
 
@@ -40,6 +41,7 @@ class Device:
         is_measured: the ceilings are what was reached there, not those of a sheet.
         num_cores: threads of a processor that get a core each; None where it is not known.
         num_ranks: that share this machine; its ceilings are those of one of them.
+        network: between machines that have one of these each, or some; None: the usual one.
         trust: ``sure``, ``mostly``, ``uncertain``.
         source: where the figures are from.
     """
@@ -60,6 +62,7 @@ class Device:
     is_measured: bool = False
     num_cores: int | None = None
     num_ranks: int = 1
+    network: Network | None = None
 
     def shared_by(self, num_ranks: int) -> Device:
         """Return the part that each of several ranks has of this machine.
@@ -96,6 +99,7 @@ class Device:
             "note": self.note,
             "source": self.source,
             "aliases": list(self.aliases),
+            **({} if self.network is None else {"network": self.network.as_json()}),
         }
 
     def computed_in(self, arithmetic: Arithmetic) -> Arithmetic:

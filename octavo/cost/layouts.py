@@ -1,9 +1,9 @@
 """Ways to lay a model out over devices, by tensor, pipeline, expert and data parallelism.
 
 Tensor parallelism (tp) splits matrices among devices with fast links to each other. Pipelines (pp)
-split the layers across machines, or where links are slow. Experts (ep) are split among the devices
-that share the other weights, or among copies of those weights (dp). `octavo.planner.sizing`
-chooses among the layouts that these rules leave.
+split the layers. Experts (ep) are split among the devices that share the other weights, among
+copies of those weights (dp), or among both. `octavo.planner.sizing` chooses among the layouts that
+these rules leave, which are all others: what a layout is worth follows from the traffic.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ def layouts(spec: ModelSpec, device: Device, num_devices: int) -> Iterator[Paral
     for tp in _divisors(num_devices):
         if tp > linked:
             continue
-        yield Parallel(tp=tp)
-        if has_experts and tp > 1:
-            yield Parallel(tp=tp, ep=tp)
-            yield Parallel(dp=tp, ep=tp)
-        if tp == linked or has_slow_link(device):
-            for pp in _divisors(num_devices // tp)[1:]:
-                if pp <= spec.num_layers:
-                    yield Parallel(tp=tp, pp=pp)
+        for pp in _divisors(num_devices // tp):
+            if pp > spec.num_layers:
+                continue
+            yield Parallel(tp=tp, pp=pp)
+            if not has_experts:
+                continue  # copies have nothing in common: they are replicas
+            for dp in _divisors(num_devices // (tp * pp)):
+                if tp * dp > 1:
+                    yield Parallel(tp=tp, pp=pp, ep=tp * dp, dp=dp)
 
 
 def fast_link_devices(device: Device) -> int:

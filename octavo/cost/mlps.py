@@ -93,7 +93,7 @@ class ExpertMlp:
         yield (Shared(self.num_experts),)
         if self.latent:
             yield (Shared(self.latent),)
-        yield (Shared(self.inner, self.per_token),)
+        yield (Shared(self.inner, self.per_token, of_whole=self.latent or hidden),)
         yield (Shared(self.latent or hidden),)
         if self.latent:
             yield (Shared(hidden),)

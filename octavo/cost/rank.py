@@ -20,7 +20,7 @@ from octavo.cost.kv import attention_ops
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import Precision
-from octavo.cost.rank_model import MatrixOp, RankModel
+from octavo.cost.rank_model import Exchange, MatrixOp, RankModel
 from octavo.cost.recurrences import Recurrence
 from octavo.cost.weight_shape import WeightShape
 from octavo.cost.weight_type import WeightType
@@ -37,8 +37,30 @@ def rank_model(
     """
     parallel = parallel or Parallel()
     check_layout(spec, parallel)
-    stages = (_stage_model(spec, precision, parallel, stage) for stage in range(parallel.pp))
-    return max(stages, key=lambda model: model.weights_bytes)
+    # A step goes through the head once, whichever stage has most layers.
+    exchange = _exchange(spec, parallel, range(spec.num_layers))
+    models = (
+        _model_of(spec, precision, parallel, stage_layers(spec, parallel, stage), exchange, True)
+        for stage in range(parallel.pp)
+    )
+    return max(models, key=lambda model: model.weights_bytes)
+
+
+@lru_cache(maxsize=64)
+def stage_models(
+    spec: ModelSpec, precision: Precision, parallel: Parallel
+) -> tuple[RankModel, ...]:
+    """The work of a rank in each stage of a pipeline, as if there were no other stage.
+
+    ConfigError if the model cannot be laid out so.
+    """
+    check_layout(spec, parallel)
+    alone, last = replace(parallel, pp=1), parallel.pp - 1
+    return tuple(
+        _model_of(spec, precision, alone, span, _exchange(spec, parallel, span), stage == last)
+        for stage in range(parallel.pp)
+        for span in [stage_layers(spec, parallel, stage)]
+    )
 
 
 def check_layout(spec: ModelSpec, parallel: Parallel) -> None:
@@ -55,7 +77,7 @@ def check_layout(spec: ModelSpec, parallel: Parallel) -> None:
     if parallel.ep > max(experts, 1):
         raise ConfigError(
             f"{spec.name}: has {experts or 'no'} experts, which ep = {parallel.ep} devices "
-            "cannot share"
+            f"cannot share, one each at least: the most are {max(experts, 1)}"
         )
 
 
@@ -77,13 +99,17 @@ def stage_weights(spec: ModelSpec, parallel: Parallel, stage: int) -> Iterator[W
                 yield weight
 
 
-def _stage_model(
-    spec: ModelSpec, precision: Precision, parallel: Parallel, stage: int
+def _model_of(
+    spec: ModelSpec,
+    precision: Precision,
+    parallel: Parallel,
+    span: range,
+    exchange: Exchange | None,
+    has_head: bool,
 ) -> RankModel:
-    span = stage_layers(spec, parallel, stage)
     layers = spec.layers[span.start : span.stop]
     weights = [*spec.layer_weights(span.start, span.stop)]
-    if stage == parallel.pp - 1:
+    if has_head:
         weights += spec.last_weights()
     return RankModel(
         matrices=tuple(_matrices(weights, precision, parallel)),
@@ -94,8 +120,15 @@ def _stage_model(
         activation_bytes=precision.activation_bytes,
         num_moe_layers=sum(1 for layer in layers if layer.mlp and layer.mlp.num_experts),
         parallel=parallel,
-        exchange=exchange_of(spec, parallel.tp) if parallel.scheme == "gather" else None,
+        exchange=exchange,
     )
+
+
+def _exchange(spec: ModelSpec, parallel: Parallel, span: range) -> Exchange | None:
+    """The exchange of ranks on processors in some layers; None of others."""
+    if parallel.scheme != "gather":
+        return None
+    return exchange_of(spec, parallel.tp, span, has_whole_experts=parallel.ep > 1)
 
 
 def _matrices(

@@ -14,7 +14,7 @@ from octavo.cost.parallel import Parallel
 # What a matrix product is computed in, by the peak of the hardware that bounds it.
 Arithmetic = Literal["fp32", "fp16", "fp8", "fp4", "int8"]
 
-_EXCHANGED_BYTES = 4  # of a number between ranks
+EXCHANGED_BYTES = 4  # of a number between ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +103,11 @@ class Exchange:
 
     @property
     def token_bytes(self) -> int:
-        return _EXCHANGED_BYTES * self.token_values
+        return EXCHANGED_BYTES * self.token_values
 
     @property
     def row_bytes(self) -> int:
-        return _EXCHANGED_BYTES * self.row_values
+        return EXCHANGED_BYTES * self.row_values
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class Recurrence:
 
     @property
     def state_parts(self) -> tuple[StatePart, ...]:
-        """What is kept of a sequence."""
+        """Parts of the state of a sequence."""
         raise NotImplementedError
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 from zlib import crc32
 
 from octavo.core.batch import Batch, Draft, ScheduledRequest, StepOutput
@@ -20,6 +21,25 @@ from octavo.core.request import Request
 def filler_token(request: Request, position: int) -> int:
     """Return a token that no prompt contains and that differs by request and position."""
     return -1 - crc32(f"{request.request_id} {position}".encode())
+
+
+class StageTimes(Protocol):
+    """Seconds of a step in each stage of a pipeline, to send to the next one, and before and after
+    them all."""
+
+    @property
+    def stages(self) -> Sequence[float]: ...
+    @property
+    def send(self) -> float: ...
+    @property
+    def overhead(self) -> float: ...
+
+
+class StageSpan(NamedTuple):
+    """The moments at which a stage begins a step, and ends it."""
+
+    begun: float
+    ended: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +67,10 @@ class SimulatedExecutor:
         depth: batches that may be in flight.
         feeds_tokens: a request may be in several of them; they are run one after the other.
             Otherwise each begins when the one before it is through the first of ``depth`` equal
-            stages, as in a pipeline.
+            stages, as in a pipeline; see ``stage_cost`` for others.
         host_seconds: the time to plan and submit a batch, which overlaps with running steps.
+        stage_cost: returns the seconds of a batch in each stage of a pipeline of ``depth`` stages,
+            instead of ``cost``; each stage computes one batch at a time, in their order.
         accept: returns the accepted tokens of a draft, as indices down one path, such as
             ``runtime.acceptance.Synthetic.path``. The default goes by ``next_token``.
     """
@@ -63,6 +85,7 @@ class SimulatedExecutor:
         *,
         feeds_tokens: bool = False,
         host_seconds: float = 0.0,
+        stage_cost: Callable[[Batch], StageTimes] | None = None,
         accept: Callable[[Request, Draft], Sequence[int]] | None = None,
     ):
         self.depth = depth
@@ -74,7 +97,10 @@ class SimulatedExecutor:
         self._host_seconds = host_seconds
         self._accept = accept
         self._num_stages = 1 if feeds_tokens else depth
-        self._first_stage_free_at = 0.0
+        self._stage_cost = stage_cost
+        self._free_at = [0.0] * self._num_stages  # the stages
+        self._results_read_at = 0.0
+        self.last_stages: tuple[StageSpan, ...] = ()  # of the step that was submitted last
 
     def feeds(self, request: Request) -> bool:
         return self.feeds_tokens
@@ -85,19 +111,36 @@ class SimulatedExecutor:
     def submit(self, batch: Batch) -> SimulatedStep:
         self._clock.advance_to(self._clock.now() + self._host_seconds)
         batch = self._with_multi_steps_in_time(batch)
-        cost = self._cost(batch)
-        start = max(self._clock.now(), self._first_stage_free_at)
-        self._first_stage_free_at = start + cost / self._num_stages
+        ready_at = self._run(batch)
         tokens = {
             item.request.request_id: self._tokens(item) for item in batch.items if item.num_sampled
         }
-        return SimulatedStep(start + cost, StepOutput(tokens), self._clock)
+        return SimulatedStep(ready_at, StepOutput(tokens), self._clock)
 
     def probe(self) -> NoModel:
         return NoModel()
 
     def close(self) -> None:
         pass
+
+    def _run(self, batch: Batch) -> float:
+        """Return when a batch is done."""
+        if self._stage_cost is None:
+            cost = self._cost(batch)
+            start = max(self._clock.now(), self._free_at[0])
+            self._free_at[0] = start + cost / self._num_stages
+            return start + cost
+        times, spans = self._stage_cost(batch), []
+        arrives = self._clock.now()
+        for stage, seconds in enumerate(times.stages):
+            begun = max(arrives, self._free_at[stage])
+            self._free_at[stage] = ended = begun + seconds
+            spans.append(StageSpan(begun, ended))
+            arrives = ended + times.send
+        self.last_stages = tuple(spans)
+        # One process plans all steps and reads all results.
+        self._results_read_at = max(spans[-1].ended, self._results_read_at) + times.overhead
+        return self._results_read_at
 
     def _with_multi_steps_in_time(self, batch: Batch) -> Batch:
         """Return the batch with as many decode steps as the native kernels would take."""

@@ -6,14 +6,16 @@ Every rank has the same list of ops, and computes its part of the outputs of eac
     attention   the rank's heads
     recurrence  the rank's heads, with the channels of the convolution that they read; the norm
                 behind it, if its groups lie within ranks
-    experts     some inner values of every expert, and some outputs
+    experts     some inner values of every expert, and some outputs; or whole experts, and the sums
+                of some outputs
     head        the logits of some tokens
     others      everything: norms, sums, embeddings
 
 A value that a rank makes in part and reads as a whole is *shared*: it lies in memory that all ranks
 have, each writes its columns, and they meet behind the op. Any other value lies in memory of the
 rank's own. So a decoder layer takes four meetings: behind attention, its output projection, the
-gated product, and the projection down.
+gated product, and the projection down. Ranks that have whole experts meet behind these in place
+of the gated product: each sums what the experts of all of them have made of a token.
 
 No number is computed otherwise than by one rank, so that the results are the same to the bit, for
 every format of weights.
@@ -25,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from octavo.kernels.cpu.layout import TILE
+from octavo.kernels.expert_places import ExpertPlaces, LayerPlaces
 from octavo.kernels.fused_ops import (
     CannotFuse,
     FusedAttention,
@@ -80,7 +83,7 @@ class Division:
     """The division of a step's ops for one part; for ``WHOLE``, there is nothing to divide.
 
     Raises:
-        CannotFuse: there are more ranks than heads.
+        CannotFuse: there are more ranks than heads, or experts lie where the ops have none.
     """
 
     def __init__(self, ops: Sequence[FusedOp], part: Part = WHOLE):
@@ -90,12 +93,15 @@ class Division:
         # Those of outputs of recurrent layers that the rank makes, where these are not all.
         self._made: dict[Value, list[range]] = {}
         self._own: set[Value] = set()  # of these, what no other rank reads
+        self._places: dict[int, LayerPlaces] = {}  # of whole experts, by the id of their op
         if part.is_whole:
             return
         readers: dict[Value, list[FusedOp]] = {}
         for op in ops:
             for value in reads(op):
                 readers.setdefault(value, []).append(op)
+        if part.experts is not None:
+            self._place_experts(part.experts, ops)
         for op in ops:
             self._divide_heads(op, readers)
             if isinstance(op, FusedRecurrence):
@@ -122,6 +128,30 @@ class Division:
         divided."""
         return self._made.get(op.out.source, [range(op.out.width)])
 
+    def expert_rows(self, op: FusedExperts) -> tuple[range, range]:
+        """Return the outputs that the rank computes of an expert that it has: of the matrices
+        between input and inner values, and of the last one."""
+        inner, outputs = _inner(op), op.out.width
+        if id(op) in self._places:
+            return range(inner), range(outputs)
+        return self.of_rows(inner), self.of_rows(outputs)
+
+    def places(self, op: FusedExperts) -> LayerPlaces | None:
+        """Return which ranks have each expert; None where each has its rows of all."""
+        return self._places.get(id(op))
+
+    def has_expert(self, op: FusedExperts, index: int) -> bool:
+        places = self.places(op)
+        return places is None or self.part.rank in places[index]
+
+    def exchanged_width(self, op: FusedExperts) -> int:
+        """Return how many values of each row of an expert ranks exchange inside of an op, where
+        they meet once more: outputs of whole experts, or inner values of which each makes some; 0
+        if it makes them all."""
+        if id(op) in self._places:
+            return op.out.width
+        return inner if self.is_divided(inner := _inner(op)) else 0
+
     def is_shared(self, value: Value) -> bool:
         """Whether ranks make parts of a value that each of them reads as a whole."""
         return value.source in self._shared
@@ -140,8 +170,13 @@ class Division:
                 case FusedHead():
                     yield op.weight, self.of_rows(op.weight.shape[0])
                 case FusedExperts():
-                    for matrix in (each for expert in op.experts for each in expert.matrices):
-                        yield matrix, self.of_rows(matrix.shape[0])
+                    between, outputs = self.expert_rows(op)
+                    for index, expert in enumerate(op.experts):
+                        is_here = self.has_expert(op, index)
+                        for matrix, rows in zip(
+                            expert.matrices, (between, between, outputs), strict=True
+                        ):
+                            yield matrix, rows if is_here else range(0)
                 case _:
                     yield from ((matrix, range(matrix.shape[0])) for matrix in matrices_of(op))
 
@@ -150,8 +185,8 @@ class Division:
         token of a step, and for each row of the head whose logits are needed."""
         per_token = sum(value.width for op in ops for value in self._outputs(op))
         for op in ops:
-            if isinstance(op, FusedExperts) and self.is_divided(inner := _inner(op)):
-                per_token += op.routing.top_k * inner
+            if isinstance(op, FusedExperts):
+                per_token += op.routing.top_k * self.exchanged_width(op)
         head = ops[-1]
         assert isinstance(head, FusedHead)
         vocab_size = head.weight.shape[0]
@@ -160,6 +195,16 @@ class Division:
     def is_divided(self, num_rows: int) -> bool:
         """Whether ranks make parts of so many outputs: there is a tile for each of them."""
         return self.part.divides(num_rows)
+
+    def _place_experts(self, experts: ExpertPlaces, ops: Sequence[FusedOp]) -> None:
+        mixtures = [op for op in ops if isinstance(op, FusedExperts)]
+        sizes = [op.routing.num_experts for op in mixtures]
+        if [len(layer) for layer in experts.layers[: len(mixtures)]] != sizes:
+            raise CannotFuse(
+                f"experts are placed in layers of {[len(layer) for layer in experts.layers]}, and "
+                f"the model has layers of {sizes}"
+            )
+        self._places = {id(op): layer for op, layer in zip(mixtures, experts.layers, strict=False)}
 
     def _divide_heads(self, op: FusedOp, readers: dict[Value, list[FusedOp]]) -> None:
         """Note the columns of q, k and v that the rank's heads read, where nothing else reads

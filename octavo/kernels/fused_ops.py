@@ -61,6 +61,9 @@ class FusedEmbedding:
     out: Value
     positions: WeightRef | None = None  # learned positions, added to the embeddings
     position_offset: int = 0
+    # Of the scheme `sum`: ``weight`` has the rows of these tokens, and zeros of all others are
+    # added up over the ranks. None: it has all rows.
+    token_ids: range | None = None
 
 
 @dataclass(slots=True)
@@ -81,6 +84,25 @@ class FusedLinear:
     activation: str | None = None  # "silu", "gelu_tanh", "gelu_erf" of segment 0, times segment 1
     remainder_above: float = math.inf  # see cpu/activation_precision.py
     scale: float | None = None  # of the product, before it is added to a residual
+    first_input: int = 0  # of ``source``, which may have more than the weights multiply
+
+
+@dataclass(slots=True)
+class FusedSum:
+    """The sum of the parts of a product, whose inputs the scheme `sum` cuts; see
+    ``sum_division.py``.
+
+    Terms are added in pairs, and these again, as a binary tree. ``is_divided``: over all ranks.
+    ``is_canonical``: in float32, and between ranks in the same tree. Else their parts are of the
+    activations' type, and added in any order.
+    """
+
+    terms: Sequence[Value]
+    out: Value
+    is_divided: bool
+    is_canonical: bool
+    residual: Value | None = None  # the sum is added to it
+    scale: float | None = None  # of the sum, before it is added to a residual
 
 
 @dataclass(slots=True)
@@ -147,6 +169,12 @@ class FusedHead:
     softcap: float | None = None
     remainder_above: float = math.inf
     scale: float | None = None
+    # Of the scheme `sum`: the tokens of each rank, of which ``weight`` has this one's. Empty: all.
+    tokens_of_ranks: Sequence[range] = ()
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tokens_of_ranks[-1].stop if self.tokens_of_ranks else self.weight.shape[0]
 
 
 @dataclass(slots=True)
@@ -207,6 +235,7 @@ FusedOp = (
     | FusedCheck
     | FusedHead
     | FusedExperts
+    | FusedSum
 )
 
 # The ops that read other positions.
@@ -230,6 +259,8 @@ def reads(op: FusedOp) -> Iterator[Value]:
             values = [op.source]
         case FusedExperts():
             values = [op.source, op.logits, op.residual]
+        case FusedSum():
+            values = [*op.terms, op.residual]
         case FusedRecurrence():
             values = [*op.inputs]
         case FusedEmbedding():
@@ -250,6 +281,7 @@ def writes(op: FusedOp) -> Iterator[Value]:
             | FusedExperts()
             | FusedLatentAttention()
             | FusedRecurrence()
+            | FusedSum()
         ):
             values = [op.out]
         case FusedCheck() | FusedHead():
@@ -382,9 +414,9 @@ def place(
 def _overwritten(op: FusedOp, ending: list[Value]) -> Value | None:
     """The residual that a product may overwrite in place."""
     if (
-        isinstance(op, FusedLinear | FusedExperts)
+        isinstance(op, FusedLinear | FusedExperts | FusedSum)
         and op.residual in ending
-        and op.residual is not op.source
+        and (isinstance(op, FusedSum) or op.residual is not op.source)
     ):
         return op.residual
     return None
@@ -392,7 +424,7 @@ def _overwritten(op: FusedOp, ending: list[Value]) -> Value | None:
 
 def _product(op: FusedOp) -> Value | None:
     """The output of an op that may overwrite its residual."""
-    if isinstance(op, FusedExperts):
+    if isinstance(op, FusedExperts | FusedSum):
         return op.out.source
     return op.segments[0].out.source if isinstance(op, FusedLinear) else None
 

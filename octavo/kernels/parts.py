@@ -11,17 +11,22 @@ The stages of a pipeline have some of the layers each, one stage after the other
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.kernels.cpu.layout import TILE
+from octavo.kernels.expert_places import ExpertPlaces
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rank ``rank`` of ``size``; by default all of the model."""
+    """Rank ``rank`` of ``size``; by default all of the model.
+
+    ``experts``: where experts are, if ranks have whole ones; None: they are cut as matrices are.
+    """
 
     rank: int = 0
     size: int = 1
+    experts: ExpertPlaces | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -53,7 +58,7 @@ class Part:
 
     def of_all_ranks(self) -> Iterator[Part]:
         """Yield the parts of all ranks, this one's too."""
-        return (Part(rank, self.size) for rank in range(self.size))
+        return (replace(self, rank=rank) for rank in range(self.size))
 
 
 WHOLE = Part()

@@ -10,7 +10,7 @@ has in the file and from what the kernels make of it:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -174,7 +174,12 @@ def kv_bytes_per_token(config: ModelConfig, dtype: str, part: Part = WHOLE) -> i
 
     ConfigError if heads of the model do not fit the type.
     """
-    return sum(_kv_bytes(layer, dtype) for layer in kv_layers_of(config, part))
+    return kv_bytes_of(kv_layers_of(config, part), dtype)
+
+
+def kv_bytes_of(layers: Iterable[KVSpec], dtype: str) -> int:
+    """Return the bytes that one token takes in these layers."""
+    return sum(_kv_bytes(layer, dtype) for layer in layers)
 
 
 def kv_layers_of(config: ModelConfig, part: Part) -> tuple[KVSpec, ...]:

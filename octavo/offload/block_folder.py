@@ -53,7 +53,7 @@ class FolderBusyError(ConfigError):
 
 
 class DamagedBlockError(Exception):
-    """A file is not as it was written."""
+    """A stored block is not as it was written."""
 
 
 class BlockFolder:

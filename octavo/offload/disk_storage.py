@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
-from octavo.core.host_kv_cache import FinishedTransfer
+from octavo.core.host_kv_cache import FinishedTransfer, KVStorage
 from octavo.offload.block_folder import DamagedBlockError
 
 _log = logging.getLogger("octavo")
@@ -45,7 +45,7 @@ class Folder(Protocol):
     def close(self) -> None: ...
 
 
-class DiskStorage:
+class DiskStorage(KVStorage):
     """A ``KVStorage`` whose transfers end, well or not, in an order of their own.
 
     Its thread ends with the object, if it is not closed before.

@@ -1,4 +1,4 @@
-"""Decides whether reading KV blocks takes less time than computing them again."""
+"""Decides whether reading KV blocks, or passing them on, takes less time than computing them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from octavo.base.errors import ConfigError
+from octavo.core.disaggregation import PrefillRule, SlowerThanTransfer
 from octavo.core.executor import Probe
 from octavo.core.host_kv_cache import AlwaysRestore, RestoreRule
 from octavo.core.scheduler import SchedulerConfig
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from octavo.models.config import ModelConfig
 
 _log = logging.getLogger("octavo")
+
+# Bytes of KV a second from one process to another: four copies and two checksums.
+TRANSFER_RATE = 500e6
 
 
 class RestoreIfFaster:
@@ -45,3 +49,12 @@ def predicted_rule(model: ModelConfig, probe: Probe, limits: SchedulerConfig) ->
     return RestoreIfFaster(
         PredictedRates(steps, limits.max_num_batched_tokens, limits.max_model_len)
     )
+
+
+def predicted_prefill_rule(
+    steps: StepModel, max_num_batched_tokens: int, max_model_len: int, token_seconds: float
+) -> PrefillRule:
+    """Return the rule by which prompts are computed apart where that takes longer than to pass
+    their KV on, at ``token_seconds`` a token."""
+    rates = PredictedRates(steps, max_num_batched_tokens, max_model_len)
+    return SlowerThanTransfer(RestoreIfFaster(rates), token_seconds)

@@ -16,6 +16,7 @@ from typing import Any
 from octavo.page import documents
 from octavo.page.batching_traces import batching_traces
 from octavo.page.data import page_data
+from octavo.page.layout_traces import layout_traces
 
 STATIC = Path(__file__).with_name("static")
 PAGES = {  # address: the file in STATIC
@@ -91,6 +92,7 @@ def made_files() -> dict[str, Callable[[], SiteFile]]:
     return {
         "/static/data.json": lambda: _json_file(page_data()),
         "/static/batching.json": lambda: _json_file(batching_traces()),
+        "/static/layouts.json": lambda: _json_file(layout_traces()),
     }
 
 

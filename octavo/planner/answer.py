@@ -120,8 +120,9 @@ def answer(question: Question) -> Plan:
         )
     device, count = find_device(question.hardware, question.hardware_file)
     tp = asked_ranks(question.tp, device, count)
-    device, count = ranks_of(device, count, tp)
     question = replace(question, tp=tp)
+    if (asked := question.parallel) is not None:
+        device, count = ranks_of(device, count, asked.num_devices)
     base = deployment_of(question, question.spec, device, question.quantization)
     if question.parallel is None and count > 1:
         return Plan(question, best_layout(base, count, traffic, slo), slo)

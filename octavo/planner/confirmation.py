@@ -11,6 +11,7 @@ from typing import Any
 
 from octavo.base.errors import ConfigError
 from octavo.core.scheduler import SchedulerConfig
+from octavo.cost.kv import kv_bytes_per_token
 from octavo.measure.metrics import latency_values
 from octavo.measure.statistics import mean_or_percentile
 from octavo.planner.deployment import Deployment
@@ -19,8 +20,10 @@ from octavo.planner.traffic import Traffic
 from octavo.planner.verdict import Verdict
 from octavo.settings.engine import CacheConfig, EngineConfig
 from octavo.sim.fleet import FleetSpec
+from octavo.sim.fleet_setup import disaggregation
 from octavo.sim.prompts import PromptSpec
 from octavo.sim.replica import ReplicaSpec
+from octavo.sim.settings import TRANSFER_GB_S
 from octavo.sim.simulation import SimulationResult, simulate
 from octavo.workload.arrivals import arrival_times
 from octavo.workload.plan import LoadPlan
@@ -60,6 +63,11 @@ def confirm(
     if verdict.service is None:
         raise ConfigError("what does not fit into memory cannot be simulated")
     result = simulated(verdict.deployment, verdict.traffic, num_requests, seed)
+    return limits_of(result, slo)
+
+
+def limits_of(result: SimulationResult, slo: Slo) -> tuple[SimulatedLimit, ...]:
+    """Return the latency of each limit in a simulation."""
     values = latency_values(result.records)
     return tuple(
         SimulatedLimit(limit, mean_or_percentile(values[limit.latency], limit.percentile))
@@ -68,22 +76,39 @@ def confirm(
 
 
 def simulated(
-    deployment: Deployment, traffic: Traffic, num_requests: int = NUM_REQUESTS, seed: int = 0
+    deployment: Deployment,
+    traffic: Traffic,
+    num_requests: int = NUM_REQUESTS,
+    seed: int = 0,
+    num_prefill: int = 0,
 ) -> SimulationResult:
-    """Run requests that come at the rate of the traffic, or begin together."""
+    """Run requests that come at the rate of the traffic, or begin together; with so many replicas
+    that compute prompts for the others."""
     if traffic.rate is None:
         times = [0.0] * (traffic.concurrency or 1)
     else:
         times = arrival_times(num_requests, traffic.rate, seed=seed)
     prompts = [_ask(number, traffic) for number in range(len(times))]
     copies = deployment.replicas * deployment.parallel.dp
+    engine = _engine(deployment, traffic)
+    kv_bytes = kv_bytes_per_token(deployment.spec, deployment.precision)
     fleet = FleetSpec(
-        ReplicaSpec(
-            _engine(deployment, traffic), deployment.steps.seconds, depth=deployment.parallel.pp
-        ),
+        _replica(deployment, engine),
         copies,
+        disaggregation=disaggregation(
+            num_prefill, kv_bytes / (TRANSFER_GB_S * 1e9), deployment.steps, engine.scheduler
+        ),
     )
     return simulate(prompts, LoadPlan(times, traffic.concurrency), fleet)
+
+
+def _replica(deployment: Deployment, config: EngineConfig) -> ReplicaSpec:
+    pipeline = deployment.pipeline
+    if pipeline is None:
+        return ReplicaSpec(config, deployment.steps.seconds)
+    return ReplicaSpec(
+        config, pipeline.seconds, depth=deployment.parallel.pp, stage_cost=pipeline.times
+    )
 
 
 def _ask(number: int, traffic: Traffic) -> PromptSpec:

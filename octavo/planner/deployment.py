@@ -14,6 +14,7 @@ from octavo.cost.measured_steps import MeasuredSteps, calibrated
 from octavo.cost.memory import MemoryPlan, memory
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.parallel import Parallel
+from octavo.cost.pipeline import Pipeline
 from octavo.cost.precision import Precision, precision_of
 from octavo.cost.prediction import Prediction
 from octavo.cost.rank import rank_model
@@ -129,6 +130,14 @@ class Deployment:
         if self.measured is None or not self.is_measured:
             return StepModel.of(rank, self.device, self.profile.name)
         return calibrated(rank, self.device, self.measured.steps)
+
+    @cached_property
+    def pipeline(self) -> Pipeline | None:
+        """The stages, for a simulation that follows steps from one to the next; None of one."""
+        if self.parallel.pp == 1:
+            return None
+        name = self.profile.name
+        return Pipeline.of(self.spec, self.precision, self.parallel, self.device, name)
 
     def step_cost(self, chunks: Sequence[Span]) -> StepCost:
         return self.steps.cost(chunks)

@@ -102,13 +102,15 @@ def prompt_chunks(input_len: int, size: int, stages: int = 1) -> list[Span]:
 
 
 def pipeline_seconds(steps: Sequence[float], stages: int) -> float:
-    """Seconds until the last of some steps has passed equal stages. A step begins when the one
-    before it has left the first stage, and no more are under way than there are stages."""
-    free, ends = 0.0, [0.0]
+    """Seconds until the last of some steps has passed equal stages. A stage computes one step at a
+    time, so that a short step waits behind a long one, and no more are under way than there are
+    stages."""
+    free, ends = [0.0] * stages, [0.0]
     for number, seconds in enumerate(steps):
-        start = max(free, ends[max(0, number - stages + 1)])
-        free = start + seconds / stages
-        ends.append(max(ends[-1], start + seconds))
+        arrives = ends[max(0, number - stages + 1)]
+        for stage in range(stages):
+            free[stage] = arrives = max(arrives, free[stage]) + seconds / stages
+        ends.append(arrives)
     return ends[-1]
 
 

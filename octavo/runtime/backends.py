@@ -33,7 +33,7 @@ from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import Progress
 from octavo.kernels.fused_ops import CannotFuse
 from octavo.kernels.stages import StageOps
-from octavo.models.config import ModelConfig
+from octavo.models.config import KVSpec, ModelConfig
 from octavo.models.footprint import kv_layers_of
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
 from octavo.runtime.forward import Forward
@@ -80,6 +80,11 @@ class Backend(Protocol):
     @property
     def has_sinks(self) -> bool:
         """Whether requests may have attention sinks and a window (``core/sink_window.py``)."""
+        ...
+
+    @property
+    def most_kv_layers(self) -> Sequence[KVSpec] | None:
+        """KV of the rank of its group that has most; None: as `Part` deals it."""
         ...
 
     def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> Forward:
@@ -147,10 +152,8 @@ def _native_backend(
 def _fused_backend(
     spec: RankSpec, model: CausalLM, model_config: ModelConfig, progress: Progress | None
 ) -> Backend:
-    if reason := why_not_fused(spec):
+    if reason := why_not_fused(spec, model_config):
         raise CannotFuse(reason)
-    if model_config.state_layers:
-        raise CannotFuse("there are no kernels of a GPU for recurrent layers")
     need_torch("kernels fused")
     from octavo.runtime.cuda_backend import FusedBackend
 
@@ -166,10 +169,12 @@ def check_invariance(spec: RankSpec) -> None:
         )
 
 
-def why_not_fused(spec: RankSpec) -> str | None:
-    """Return why the fused program cannot run here, None if it can."""
+def why_not_fused(spec: RankSpec, model_config: ModelConfig | None = None) -> str | None:
+    """Return why the fused program cannot run here, None if it can: any model, or one."""
     if reason := _why_not_rounded(spec):
         return reason
+    if model_config is not None and model_config.state_layers:
+        return "there are no kernels of a GPU for recurrent layers"
     if spec.device == "cpu":
         return None
     if find_spec("triton") is None:
@@ -236,6 +241,7 @@ class NativeBackend:
     """
 
     name = "native"
+    most_kv_layers = None
     has_window_tables = True
     has_sinks = True
 
@@ -293,7 +299,10 @@ class NativeBackend:
         layout, max_tokens = kv_cache.layout(), limits.max_num_batched_tokens
         kept = streams.values() if spec.stage.is_last else own.outputs
         program = self._model.create_program(
-            self._library, self.pool, layout, max_tokens, kept, spec.group, own.ops
+            *(self._library, self.pool, layout, max_tokens, kept),
+            group=spec.group,
+            part=spec.part,
+            ops=own.ops,
         )
         arguments = program, kv_cache, limits, spec.shared_prefix_decode, streams
         if spec.num_ranks == 1:

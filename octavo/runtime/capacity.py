@@ -5,18 +5,20 @@ Engine settings are resolved from these, without any weights.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.core.lookahead import MAX_MULTI_STEPS
+from octavo.kernels.expert_places import ExpertPlaces
 from octavo.kernels.parts import WHOLE, WHOLE_MODEL, Part, Stage
 from octavo.models.kv_groups import KVGroups, group_layers, one_table
 
 if TYPE_CHECKING:
     from octavo.kernels.cpu.group import ShmGroup
     from octavo.kernels.cpu.library import Pool
-    from octavo.models.config import ModelConfig
+    from octavo.models.config import KVSpec, ModelConfig
     from octavo.runtime.memory_ledger import MemoryLedger
     from octavo.runtime.stage_links import PipelinePlace
 
@@ -49,6 +51,9 @@ class RankSpec:
         pool: the threads of another rank, which never runs at the same time; None makes its own.
         memory_share: share of the free memory of a CPU that is this rank's.
         group: the ranks that compute each layer together, of which this is one; None: it is alone.
+        meeting_point: a new file of their own, at which ranks of fused kernels find each other.
+        experts: the ranks of the group that have each expert of the layers that it has, where they
+            have whole ones; None: each has some rows of all.
         pipeline: the rank's place in a pipeline; None: it has all layers.
         has_drafts: tokens are drafted, maybe by heads that read the embedding.
         numa_nodes: where the rank's memory is to be, with a copy of its weights; empty: anywhere.
@@ -74,13 +79,17 @@ class RankSpec:
     pool: Pool | None = None
     memory_share: float = 1.0
     group: ShmGroup | None = None
+    meeting_point: Path | None = None
+    experts: ExpertPlaces | None = None
     pipeline: PipelinePlace | None = None
     has_drafts: bool = False
     numa_nodes: tuple[int, ...] = ()
 
     @property
     def part(self) -> Part:
-        return WHOLE if self.group is None else self.group.part
+        if self.group is None:
+            return WHOLE
+        return Part(self.group.rank, self.group.size, self.experts)
 
     @property
     def stage(self) -> Stage:
@@ -149,29 +158,35 @@ def capacity_of(
     has_window_tables: bool = True,
     has_sinks: bool = True,
     ledger: MemoryLedger | None = None,
+    kv_layers: Sequence[KVSpec] | None = None,
 ) -> Capacity:
     """Return the capacity of a rank by its settings and its model's config.
 
     ``is_native``: it runs the native CPU kernels. ``has_window_tables``, ``has_sinks``: see
-    ``Backend``.
+    ``Backend``. ``kv_layers``: of the rank that has most; None: as `Part` deals them.
     """
-    from octavo.models.footprint import kv_bytes_per_token
+    from octavo.models.footprint import kv_bytes_of, kv_bytes_per_token
 
     kv_dtype, part = kv_dtype_of(spec, is_native), spec.part
-    # All ranks have the same blocks, and one machine's memory: the largest share decides. Stages
-    # have the layers of one model together.
-    token_bytes = max(kv_bytes_per_token(config, kv_dtype, each) for each in part.of_all_ranks())
+    # All ranks have the same blocks: the largest share decides. Stages have the layers of one model
+    # together.
+    if kv_layers is not None:
+        token_bytes = kv_bytes_of(kv_layers, kv_dtype)
+    else:
+        parts = part.of_all_ranks()
+        token_bytes = max(kv_bytes_per_token(config, kv_dtype, each) for each in parts)
     state_bytes = max(
         sum(layer.num_bytes for layer in config.state_layers_of(each))
         for each in part.of_all_ranks()
     )
+    num_sharing = part.size if spec.device == "cpu" else 1  # GPUs have memory of their own
     return Capacity(
         device=spec.device,
         dtype=spec.dtype,
         model_max_len=config.max_position,
         kv_bytes_per_token=token_bytes,
-        kv_memory_bytes=max(0, kv_memory_bytes) // part.size,
-        kv_memory_most=max(0, kv_memory_most) // part.size,
+        kv_memory_bytes=max(0, kv_memory_bytes) // num_sharing,
+        kv_memory_most=max(0, kv_memory_most) // num_sharing,
         kv_dtype=kv_dtype,
         max_multi_steps=MAX_MULTI_STEPS if is_native and spec.stage.is_whole else 1,
         ledger=ledger,

@@ -6,10 +6,12 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
 from octavo.base.errors import ConfigError
+from octavo.kernels.cuda.device_group import ALONE, DeviceGroup, NcclGroup
 from octavo.kernels.cuda.ops import StepOps
 from octavo.kernels.cuda.packing import Upload, expanded, pack
 from octavo.kernels.cuda.program import FusedProgram
@@ -57,6 +59,7 @@ from octavo.runtime.memory_ledger import (
 )
 from octavo.runtime.op_program import StepPlan, plan_step, share_of
 from octavo.runtime.streams import Stream
+from octavo.runtime.sum_plan import divide
 from octavo.runtime.torch_probe import FusedProbe
 
 Progress = Callable[[int, int], None]
@@ -90,7 +93,10 @@ class FusedBackend:
     ):
         self._spec, self._model_config = spec, model_config
         self._components = components or components_of(spec)
-        self._plan, weights = plan_step(model)
+        self._group = open_group(spec)
+        self._plan, weights, self._kv_layers, self.most_kv_layers = divide(
+            *plan_step(model), model_config.kv_layers, spec.part, spec.batch_invariant
+        )
         if reason := self._components.why_not(self._plan.ops):
             raise CannotFuse(reason)
         self._weights = PackedDeviceWeights(self._plan, weights, self._components)
@@ -196,7 +202,8 @@ class FusedBackend:
         limits: RankLimits,
         kept: Mapping[int, Value] = MappingProxyType({}),
     ) -> CudaForward:
-        return CudaForward(
+        kind, options = _forward_of(self._spec)
+        return kind(
             program,
             kv_cache,
             sampler,
@@ -206,6 +213,8 @@ class FusedBackend:
             captures=not self._spec.enforce_eager,
             runs_ahead=self._spec.async_scheduling,
             kept=kept,
+            group=self._group,
+            **options,
         )
 
     def _create_probe(self, runner: ObservedRunner, kv_cache: KVCache) -> FusedProbe:
@@ -239,6 +248,7 @@ class FusedBackend:
             num_logits_rows(limits),
             limits.max_model_len,
             kept,
+            self._group,
         )
 
     def _create_ops(self, kv_cache: KVCache, limits: RankLimits, device: torch.device) -> StepOps:
@@ -249,13 +259,37 @@ class FusedBackend:
 
     def _create_kv_cache(self, limits: RankLimits, device: torch.device) -> KVCache:
         return create_kv_cache(
-            self._model_config.kv_layers,
+            self._kv_layers,
             kv_dtype_of(self._spec, is_native=False),
             self._spec.block_size,
             limits,
             device,
             self._components.copy_units,
         )
+
+
+def _forward_of(spec: RankSpec) -> tuple[type[CudaForward], dict[str, Any]]:
+    """Return the forward of a rank, with its own options: alone, the first of a group, or one of
+    its followers."""
+    if spec.group is None:
+        return CudaForward, {}
+    from octavo.runtime.cuda_ranks import FollowingCudaForward, LeadingCudaForward
+
+    if spec.part.rank == 0:
+        return LeadingCudaForward, {"messages": spec.group}
+    return FollowingCudaForward, {}
+
+
+def open_group(spec: RankSpec) -> DeviceGroup:
+    """Join the group that a rank's tensors are added up in. ConfigError if not all ranks come."""
+    if spec.group is None:
+        return ALONE
+    assert spec.meeting_point is not None, "ranks of fused kernels meet at a file"
+    spec.group.meet()  # a rank that waits here sees the end of another; in PyTorch it does not
+    store = torch.distributed.FileStore(str(spec.meeting_point), spec.part.size)
+    group = NcclGroup(store, spec.part.rank, spec.part.size, torch.device(spec.device))
+    spec.group.when_aborted(group.abort)
+    return group
 
 
 def _in_a_line(error: Exception) -> str:

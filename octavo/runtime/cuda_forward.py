@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from octavo.base.errors import ConfigError
 from octavo.core.batch import Batch, TokenLogprobs
 from octavo.core.executor import Probe
 from octavo.core.request import Request
+from octavo.kernels.cuda.device_group import ALONE, DeviceGroup
 from octavo.kernels.cuda.ops import StepTensors
 from octavo.kernels.cuda.sampling import (
     RECORD_WORDS,
@@ -39,9 +40,9 @@ from octavo.kernels.recorder import Value
 from octavo.runtime import cuda_warmup
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.cuda_graphs import StepGraphs
-from octavo.runtime.cuda_inputs import DeviceInputs, StepViews
+from octavo.runtime.cuda_inputs import DeviceInputs, StagedStep, StepViews
 from octavo.runtime.cuda_sampling import REASONS, LogprobRows, SamplingArrays, needs_host
-from octavo.runtime.forward import ForwardOutput, ObservedRunner, SampledRows
+from octavo.runtime.forward import ForwardOutput, KVBlocks, ObservedRunner, SampledRows
 from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.prompt_logits import LOGITS_ROWS
 from octavo.runtime.sampler import compute_logprobs, probabilities
@@ -109,6 +110,7 @@ class CudaForward:
         captures: capture decode steps as graphs, if the stream can.
         runs_ahead: a step may be launched before the results of the last one have arrived.
         kept: the hidden states that the program keeps, by their depth.
+        group: the ranks that compute a step together, see ``cuda_ranks.py``.
         beside: another forward on the same stream, whose memory for logits and tokens this one
             shares: a step of either overwrites the results of the other.
     """
@@ -125,11 +127,14 @@ class CudaForward:
         captures: bool = True,
         runs_ahead: bool = True,
         kept: Mapping[int, Value] = MappingProxyType({}),
+        group: DeviceGroup = ALONE,
         beside: CudaForward | None = None,
     ):
         self.program = program
         self.depth = _NUM_BUFFERS if runs_ahead else 1
-        self.kv_cache = StreamOrderedBlocks(kv_cache, stream)
+        self._blocks = StreamOrderedBlocks(kv_cache, stream)
+        self.kv_cache: KVBlocks = self._blocks
+        self._group = group
         self.kernel_seconds = 0.0
         self._stream, self._sampler, self._limits = stream, sampler, limits
         self._make_probe, self._kept = make_probe, kept
@@ -161,6 +166,7 @@ class CudaForward:
                 self._captured_step,
                 program.reset,
                 self._stage_padding,
+                all_needed=group.size > 1,
             )
         stream.catch_up()  # with all tensors that were made so far
 
@@ -171,9 +177,9 @@ class CudaForward:
             asked = cuda_warmup.warm_up_sampling(shape.num_rows, self.program.vocab_size)
             self._stage_padding(shape)
             self._stream.launch(
-                self._as_launched(views, [_SampledPart(rows, *each) for each in asked])
+                self._as_launched(views, [SampledPart(rows, *each) for each in asked])
             )
-        self.kv_cache.copy_blocks([(0, 0)])
+        self._blocks.copy_blocks([(0, 0)])
         self._stream.mark().wait()
 
     def capture(self) -> None:
@@ -190,6 +196,10 @@ class CudaForward:
         return StepBuffer(words, sampled, like(self.program.damaged), self._stream.mark())
 
     @property
+    def limits(self) -> RankLimits:
+        return self._limits
+
+    @property
     def feeds_tokens(self) -> bool:
         return self.depth > 1
 
@@ -199,20 +209,26 @@ class CudaForward:
 
     def exit_after(self, num_layers: int) -> CudaForward:
         """See :meth:`octavo.runtime.forward.Forward.exit_after`. Only inputs take new memory."""
+        return self._exit_after(num_layers)
+
+    def _exit_after(self, num_layers: int, **options: Any) -> CudaForward:
+        """Return such a forward of the same kind, with these options of its own."""
         try:
             program = self.program.exit_after(num_layers)
         except CannotFuse as error:
             raise ConfigError(f"no exit after layer {num_layers}: {error}") from error
-        return CudaForward(
+        return type(self)(
             program,
-            self.kv_cache.cache,
+            self._blocks.cache,
             self._sampler,
             self._stream,
             self._limits,
             self._make_probe,
             captures=False,
             runs_ahead=self.depth > 1,
+            group=self._group,
             beside=self,
+            **options,
         )
 
     def probe(self, runner: ObservedRunner) -> Probe:
@@ -244,15 +260,27 @@ class CudaForward:
             compute()
             buffer.fetch(self._sampled, num_logprobs, self.program.damaged, starts[-1])
 
+        self._tell(staged, buffer.words, captured, len(sampling.at))
+        self._launch(work)
+        buffer.event = self._stream.mark()
+        self._buffers.append(self._buffers.pop(0))
+        self._num_tokens = starts[-1]
+        return LaunchedStep(self, buffer, starts, sampling, time.perf_counter())
+
+    def _tell(
+        self, staged: StagedStep, words: Tensor, captured: StepShape | None, num_sampled: int
+    ) -> None:
+        """Tell other ranks of a step before it is launched."""
+
+    def _tell_rows(self, rows: Sequence[int]) -> None:
+        """Tell other ranks of rows of the last step whose logits are computed."""
+
+    def _launch(self, work: Work) -> None:
         try:
             self._stream.launch(work)
         except Exception:  # its requests run again or fail; the next step must not be affected
             self._stream.launch(self.program.reset)
             raise
-        buffer.event = self._stream.mark()
-        self._buffers.append(self._buffers.pop(0))
-        self._num_tokens = starts[-1]
-        return LaunchedStep(self, buffer, starts, sampling, time.perf_counter())
 
     def _free_buffer(self) -> StepBuffer:
         """Return the least recently used buffer, whose results have been taken."""
@@ -262,18 +290,18 @@ class CudaForward:
 
     def _describe(
         self, batch: Batch, requests: Sequence[Request | DraftedRow]
-    ) -> tuple[list[_SampledPart], np.ndarray]:
+    ) -> tuple[list[SampledPart], np.ndarray]:
         """Return the parts that sample together, and the sampling records, int32 [R, words]."""
         positions = _positions(batch)
         records = np.empty((len(requests), RECORD_WORDS), np.int32)
-        parts: list[_SampledPart] = []
+        parts: list[SampledPart] = []
         for first in range(0, len(requests), len(self._records)):
             rows = slice(first, first + len(self._records))
             own, arrays = requests[rows], self._arrays
             asked = arrays.write(own, positions[rows])
             records[rows] = self._records[: len(own)].numpy()
             parts.append(
-                _SampledPart(
+                SampledPart(
                     slice(first, first + len(own)),
                     asked,
                     arrays.masks,
@@ -286,7 +314,7 @@ class CudaForward:
     # -- work for the device -----------------------------------------------------------------
 
     def _as_launched(
-        self, views: StepViews, parts: Iterable[_SampledPart], replay: Work | None = None
+        self, views: StepViews, parts: Iterable[SampledPart], replay: Work | None = None
     ) -> Work:
         """Return the work of a step, kernel by kernel, or what comes before sampling by a graph."""
 
@@ -301,7 +329,7 @@ class CudaForward:
 
         return work
 
-    def _as_replayed(self, replay: Work, views: StepViews, parts: Iterable[_SampledPart]) -> Work:
+    def _as_replayed(self, replay: Work, views: StepViews, parts: Iterable[SampledPart]) -> Work:
         """Return the work of a decode step by its graph, and the sampling that graphs do not
         capture."""
 
@@ -318,7 +346,7 @@ class CudaForward:
         views = self._inputs.views(shape)
         if not shape.is_decode:
             return lambda: self._compute(views)
-        return self._as_launched(views, [_SampledPart(slice(0, shape.num_seqs), _CAPTURED)])
+        return self._as_launched(views, [SampledPart(slice(0, shape.num_seqs), _CAPTURED)])
 
     def _stage_padding(self, shape: StepShape) -> None:
         """Queue the inputs of a step of padding alone."""
@@ -330,12 +358,13 @@ class CudaForward:
     def _compute(self, views: StepViews) -> None:
         self._inputs.gather_tables(views)
         self._sampler.resolve(views.step.token_ids, self._inputs.last_tokens)
+        self._group.share(views.step.token_ids)
         self.program.run(views.step)
 
     def _find_logits(self, views: StepViews, rows: slice) -> None:
         self.program.logits(views.rows[rows], self._logits[: rows.stop - rows.start])
 
-    def _choose(self, views: StepViews, part: _SampledPart) -> None:
+    def _choose(self, views: StepViews, part: SampledPart) -> None:
         rows = part.rows
         masks, starts, edits = (
             each if each is None else each.to(self._stream.device, non_blocking=True)
@@ -370,10 +399,16 @@ class CudaForward:
 
     def _logits_of(self, rows: Sequence[int]) -> Tensor:
         """Run the head alone over some rows of the last step, and wait."""
+        self._tell_rows(rows)
+        found = self._launch_logits(rows)
+        self._stream.mark().wait()
+        self._group.check()
+        return found
+
+    def _launch_logits(self, rows: Sequence[int]) -> Tensor:
         found = self._logits[: len(rows)]
         at = torch.tensor(rows, dtype=torch.int32)
-        self._stream.launch(lambda: self.program.logits(at.to(self._stream.device), found))
-        self._stream.mark().wait()
+        self._launch(lambda: self.program.logits(at.to(self._stream.device), found))
         return found
 
     def _probabilities(
@@ -393,6 +428,7 @@ class CudaForward:
         """Wait for a step and return its results."""
         buffer, sampling = step.buffer, step.sampling
         buffer.event.wait()
+        self._group.check()
         now, begun = time.perf_counter(), step.begun_at
         self.kernel_seconds += now - max(begun, self._last_result_at or begun)
         self._last_result_at = now
@@ -444,6 +480,10 @@ class StreamOrderedBlocks:
         self._stream.launch(lambda: self.cache.copy_blocks(copies))
 
     @property
+    def block_size(self) -> int:
+        return self.cache.block_size
+
+    @property
     def host_blocks(self) -> np.ndarray:
         return self.cache.host_blocks
 
@@ -477,7 +517,7 @@ class StepBuffer:
 
 
 @dataclass(frozen=True, slots=True)
-class _SampledPart:
+class SampledPart:
     """Rows that are sampled together, and the inputs of their sampling on the host."""
 
     rows: slice

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
+from octavo.base.errors import ConfigError
 from octavo.core.batch import Batch
 from octavo.runtime.memory_ledger import gib
 from octavo.runtime.step_shapes import StepShape
@@ -41,6 +42,7 @@ class StepGraphs:
         reset: resets the state that a partly launched step leaves behind.
         idle: writes inputs of padding, so that the work can run once before it is captured:
             kernels are compiled then, and libraries allocate their memory.
+        all_needed: a shape that cannot be captured is an error, since other ranks replay it.
     """
 
     def __init__(
@@ -50,9 +52,12 @@ class StepGraphs:
         step_of: Callable[[StepShape], Work],
         reset: Work,
         idle: Callable[[StepShape], None],
+        *,
+        all_needed: bool = False,
     ):
         self._stream = stream
         self._step_of, self._reset, self._idle = step_of, reset, idle
+        self._all_needed = all_needed
         self._missing = sorted(shapes, key=_size)
         self._graphs: dict[StepShape, CapturedGraph] = {}  # the largest first
         self._decodes: list[StepShape] = []  # that are captured, ascending
@@ -95,6 +100,11 @@ class StepGraphs:
             self._stream.launch(step)
             graph = self._stream.capture(step)
         except RuntimeError as error:  # PyTorch, Triton and the driver raise this
+            if self._all_needed:
+                raise ConfigError(
+                    f"steps of {shape.num_tokens} tokens of {shape.num_seqs} requests are not "
+                    f"captured, and all ranks have to: set enforce_eager ({error})"
+                ) from error
             # It is not tried again: each try would take time, and fail in the same way.
             _log.warning(
                 "steps of %d tokens of %d requests are not captured: %s",

@@ -39,6 +39,7 @@ from octavo.core.request import Request
 from octavo.kernels.cuda.ops import StepTables, StepTensors
 from octavo.kernels.cuda.sampling import RECORD_WORDS
 from octavo.runtime.step_shapes import StepShape, power_of_two
+from octavo.runtime.step_words import BadMessage
 
 _ALIGNMENT = 4  # words
 _NO_RECORDS = np.zeros((0, RECORD_WORDS), np.int32)
@@ -86,6 +87,7 @@ class DeviceInputs:
         width = aligned(-(-max_model_len // block_size))
         self.device_slots = DeviceSlots(max_num_seqs, width, num_groups)
         self._block_size, self._num_groups = block_size, num_groups
+        self._max_model_len = max_model_len
         num_slots = max_num_seqs + 1  # the last one is padding
         largest = StepShape(max_tokens, max_num_seqs, max(max_tokens, max_num_seqs), 1)
         self.num_words = _num_words(largest, num_groups) + 2 * num_slots * num_groups * width
@@ -127,6 +129,59 @@ class DeviceInputs:
         own[records.size : shape.num_rows * RECORD_WORDS] = 0  # greedy
         _write(words[num_words:], [*changes, *changes.values()])
         return StagedStep(shape, num_words, len(changes))
+
+    @property
+    def num_cells(self) -> int:
+        """The most cells of block tables that a step can change."""
+        return self._mirror.numel()
+
+    def num_words_of(self, shape: StepShape) -> int:
+        """Return the words of a step before its cells."""
+        return _num_words(shape, self._num_groups)
+
+    def num_words_to_records(self, shape: StepShape) -> int:
+        """Return the words of a step before its sampling records."""
+        return self.num_words_of(shape) - aligned(shape.num_rows * RECORD_WORDS)
+
+    def check(
+        self, shape: StepShape, words: np.ndarray, cells: np.ndarray, num_blocks: int, vocab: int
+    ) -> None:
+        """Check a step that another process has staged.
+
+        Args:
+            words: up to its sampling records.
+            cells: changed cells of block tables, and behind them their values.
+            num_blocks: that there are.
+
+        Raises:
+            BadMessage: an index is beyond what there is.
+        """
+        *lengths, _ = _sections(shape, self._num_groups)
+        ends = np.cumsum([0, *map(aligned, lengths)])
+        sections = [
+            words[begin : begin + length] for begin, length in zip(ends, lengths, strict=False)
+        ]
+        tokens, positions, *slots, starts, seq_lens, seq_slots, rows, row_slots = sections
+        last_slot, longest = self.device_slots.padding, self._max_model_len
+        for what, numbers, least, most in (
+            ("tokens", tokens, -1 - last_slot, vocab - 1),
+            ("positions", positions, 0, longest - 1),
+            *(("KV slots", each, -1, num_blocks * self._block_size - 1) for each in slots),
+            ("starts", starts, 0, shape.num_tokens),
+            ("lengths", seq_lens, 0, longest),
+            ("slots", seq_slots, 0, last_slot),
+            ("rows", rows, 0, shape.num_tokens - 1),
+            ("slots of rows", row_slots, 0, last_slot),
+            ("cells", cells[: len(cells) // 2], 0, self.num_cells - 1),
+            ("blocks", cells[len(cells) // 2 :], 0, num_blocks - 1),
+        ):
+            if len(numbers) and not least <= numbers.min() <= numbers.max() <= most:
+                raise BadMessage(f"{what} beyond {least} to {most}")
+        counts = np.diff(starts)
+        if starts[0] or not 0 <= counts.min() <= counts.max() <= shape.max_query:
+            raise BadMessage("sequences do not begin one behind the other")
+        if (seq_lens < counts).any():
+            raise BadMessage("sequences are shorter than their tokens of this step")
 
     def stage_padding(self, shape: StepShape, buffer: Tensor) -> StagedStep:
         """Write the inputs of a step that is all padding, for warming up and capturing."""

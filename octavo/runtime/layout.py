@@ -1,8 +1,9 @@
 """Refusal of layouts of ranks that cannot be, before anything is started.
 
-Processors share a model by the scheme `gather` (``kernels/parts.py``): ranks are processes on one
-machine, with some of the query heads and of the cores each; in a pipeline, each stage of layers has
-so many of them. Plans and the start of an engine ask here, each with what it knows.
+Processors share a model by the scheme `gather` (``kernels/parts.py``), GPUs by `sum`
+(``kernels/sum_division.py``): ranks are processes on one machine, with some of the query heads and
+of the cores each, or a GPU; in a pipeline, each stage of layers has so many of them. Plans and the
+start of an engine ask here, each with what it knows.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ class RankBounds:
 
     Args:
         model: its name, for errors.
-        num_heads: query heads of the layer that has the fewest; each rank computes one at least.
+        num_heads: of the layer that has the fewest; each rank computes one at least.
+        num_experts: of a layer, where ranks have whole ones; each has one at least.
         num_layers: each stage of a pipeline has one at least.
         num_cores: that ranks may use; each rank has one at least.
+        num_gpus: from the first one that ranks may use; each rank has one.
+        num_slices: of canonical sums, of which all ranks have equally many.
         free_bytes: of memory, for all ranks together.
         needed_bytes: that so many ranks need together, at least.
         why_alone: why there can be no second rank at all, see ``why_one_rank``.
@@ -33,8 +37,11 @@ class RankBounds:
 
     model: str
     num_heads: int | None = None
+    num_experts: int | None = None
     num_layers: int | None = None
     num_cores: int | None = None
+    num_gpus: int | None = None
+    num_slices: int | None = None
     free_bytes: float | None = None
     needed_bytes: Callable[[int], float] | None = None
     why_alone: str | None = None
@@ -47,12 +54,22 @@ class RankBounds:
         if self.why_alone is not None:
             return self.why_alone
         if self.num_heads is not None and tp > self.num_heads:
-            return f"{tp} ranks cannot share its {self.num_heads} query heads, one each at least"
+            return f"{tp} ranks cannot share its {self.num_heads} heads, one each at least"
+        if self.num_experts is not None and tp > self.num_experts:
+            return f"{tp} ranks cannot share its {self.num_experts} experts, one each at least"
         if self.num_layers is not None and pp > self.num_layers:
             return f"{pp} stages cannot have its {self.num_layers} layers, one each at least"
         if self.num_cores is not None and count > self.num_cores:
             what = f"{tp} ranks" if pp == 1 else f"{pp} stages of {tp} rank{'s' if tp > 1 else ''}"
             return f"{what} need a core each, and {self.num_cores} may be used"
+        if self.num_gpus is not None and count > self.num_gpus:
+            gpus = f"{self.num_gpus} GPU{'' if self.num_gpus == 1 else 's'}"
+            return f"{count} ranks need a GPU each, and {gpus} can be used"
+        if self.num_slices is not None and self.num_slices % tp:
+            return (
+                f"with batch_invariant, sums are of {self.num_slices} slices, which {tp} ranks "
+                "cannot share out evenly"
+            )
         return self._why_no_memory(count)
 
     def _why_no_memory(self, count: int) -> str | None:
@@ -77,14 +94,16 @@ class RankBounds:
         than ``tp`` and ``pp``, and together they are as many ranks as possible; of equal ones, with
         the most stages."""
         most_tp, most_pp = tp, pp
-        if self.num_heads is not None:
-            most_tp = min(tp, self.num_heads)
+        for bound in (self.num_heads, self.num_experts):
+            if bound is not None:
+                most_tp = min(most_tp, bound)
         if self.num_layers is not None:
             most_pp = min(pp, self.num_layers)
         if self.why_alone is not None:
             most_tp = most_pp = 1
-        if self.num_cores is not None:
-            most_tp, most_pp = (max(1, min(n, self.num_cores)) for n in (most_tp, most_pp))
+        for most in (self.num_cores, self.num_gpus):
+            if most is not None:
+                most_tp, most_pp = (max(1, min(n, most)) for n in (most_tp, most_pp))
         layouts = ((t, p) for t in range(1, most_tp + 1) for p in range(1, most_pp + 1))
         possible = [each for each in layouts if self.why_not(*each) is None]
         return max(possible, key=lambda each: (each[0] * each[1], each[1]), default=None)
@@ -142,14 +161,29 @@ def resolve_ranks(asked: int | str, bounds: RankBounds, num_nodes: int, pp: int 
     return tp
 
 
-def why_one_rank(kernels: str, device: str, platform: str = sys.platform) -> str | None:
-    """Return why several ranks cannot run a model with these kernels there (names as of `Rank` and
-    of ``EngineArgs``), None if they can."""
-    if device != "cpu":
-        return f"on {device} a model stays on one device in this version of octavo"
+def device_of_rank(device: str, rank: int) -> str:
+    """Return the device of a rank: the CPU, or the GPU so many behind that of rank 0."""
+    if device == "cpu":
+        return device
+    kind, _, first = device.partition(":")
+    return f"{kind}:{int(first or 0) + rank}"
+
+
+def why_one_rank(
+    kernels: str, device: str, platform: str = sys.platform, *, pp: int = 1
+) -> str | None:
+    """Return why several ranks, in ``pp`` stages, cannot run a model with these kernels there
+    (names as of `Rank` and of ``EngineArgs``), None if they can."""
     if not platform.startswith("linux"):
         return f"ranks share memory as Linux has it, and this is {platform}"
-    if kernels != "native":
+    if device != "cpu" and kernels != "fused":
+        return (
+            f"ranks on GPUs need octavo's fused kernels, and these are {kernels} ones "
+            "(`octavo doctor` says why; recurrent layers have none)"
+        )
+    if pp > 1 and kernels == "fused":
+        return "stages of a pipeline need octavo's native CPU kernels, and these are fused ones"
+    if kernels not in ("native", "fused"):
         return (
             f"ranks need octavo's native CPU kernels, and these are {kernels} ones "
             "(`octavo doctor` says why)"

@@ -18,10 +18,11 @@ from octavo.kernels.cpu.packed_weights import PackedWeights
 from octavo.kernels.cpu.program import KVLayout, Program
 from octavo.kernels.dispatch import Ops, create_ops
 from octavo.kernels.division import Division
+from octavo.kernels.expert_places import ExpertPlaces
 from octavo.kernels.fused_ops import WeightRef, matrices_of
 from octavo.kernels.fuser import fuse
 from octavo.kernels.op_arguments import RopeArguments, RowNorm
-from octavo.kernels.parts import WHOLE_MODEL, Part, Stage
+from octavo.kernels.parts import WHOLE, WHOLE_MODEL, Part, Stage
 from octavo.kernels.recorder import KVRef, RopeTable, StateRef, Tape, Value
 from octavo.kernels.stages import StageOps, stage_of
 from octavo.layers.module import Module, named_parameters
@@ -136,6 +137,18 @@ class StepPlan:
         for op in self.ops:
             yield from matrices_of(op)
 
+    def part_of(self, part: Part, ops: Sequence[fused_ops.FusedOp]) -> Part:
+        """Return a part of the whole model as one of some of its ops, a stage's: with the places of
+        their experts."""
+        if part.experts is None:
+            return part
+        own = {id(op) for op in ops}
+        mixtures = (op for op in self.ops if isinstance(op, fused_ops.FusedExperts))
+        layers = [
+            layer for op, layer in zip(mixtures, part.experts.layers, strict=False) if id(op) in own
+        ]
+        return replace(part, experts=ExpertPlaces(tuple(layers)))
+
     def rows_of(
         self, part: Part, stage: Stage = WHOLE_MODEL, *, with_embedding: bool = False
     ) -> dict[str, range]:
@@ -145,7 +158,7 @@ class StepPlan:
         ops = list(self.ops if stage.is_whole else self.stage(stage).ops)
         if with_embedding:
             ops += [op for op in self.ops if isinstance(op, fused_ops.FusedEmbedding)]
-        for matrix, read in Division(ops, part).matrices(ops):
+        for matrix, read in Division(ops, self.part_of(part, ops)).matrices(ops):
             known = rows[self.name_of(matrix)] or read
             rows[self.name_of(matrix)] = range(
                 min(known.start, read.start), max(known.stop, read.stop)
@@ -222,14 +235,16 @@ class NativeModel:
         max_tokens: int,
         kept: Collection[Value] = (),
         group: ShmGroup | None = None,
+        part: Part = WHOLE,
         ops: Sequence[fused_ops.FusedOp] | None = None,
     ) -> Program:
         """Create the program of a step on this model's weights; the values ``kept`` stay
-        readable after a step. Of a ``group``, it computes the part of its own rank. ``ops``: of a
-        stage; None: of the whole model."""
+        readable after a step. Of a ``group``, it computes ``part``. ``ops``: of a stage; None: of
+        the whole model."""
 
         def struct(matrix: WeightRef) -> abi.Weight:
             return self.packed.struct(self.plan.name_of(matrix))
 
         ops = self.plan.ops if ops is None else ops
-        return Program(ops, library, pool, kv, struct, max_tokens, kept, group=group)
+        part = self.plan.part_of(part, ops)
+        return Program(ops, library, pool, kv, struct, max_tokens, kept, group=group, part=part)

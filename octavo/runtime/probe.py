@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -43,6 +43,9 @@ class RunnerProbe:
     def expert_tokens(self) -> tuple[int, ...]:
         return ()
 
+    def expert_loads(self) -> Sequence[Sequence[int]]:
+        return ()
+
     def observe_logits(self, observer: LogitsObserver | None) -> None:
         self._runner.logits_observer = observer
 
@@ -77,6 +80,9 @@ class NativeProbe(RunnerProbe):
     def expert_tokens(self) -> tuple[int, ...]:
         loads = self._program.expert_loads
         return tuple(np.sum(loads, axis=0).tolist()) if loads else ()
+
+    def expert_loads(self) -> Sequence[Sequence[int]]:
+        return cast("list[Sequence[int]]", self._program.expert_loads)
 
     def products(self, arithmetic: str) -> Callable[[int], float]:
         return products(self._library, self._program.pool, arithmetic)

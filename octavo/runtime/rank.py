@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from octavo.models.checkpoint import Checkpoint
     from octavo.models.registry import CausalLM
     from octavo.runtime.followers import Followers
+    from octavo.runtime.remote_followers import RemoteFollowers
 
 Progress = Callable[[int, int], None]
 
@@ -58,11 +59,12 @@ class Rank:
         self.kernels, self.isa, self.pool = backend.name, backend.isa, backend.pool
         self._backend: Backend | None = backend
         self._has_window_tables = backend.has_window_tables
-        self._has_sinks = backend.has_sinks
+        self._has_sinks, self._most_kv_layers = backend.has_sinks, backend.most_kv_layers
         self.runner: ModelRunner | None = None
         self._depths: set[int] = set()
         self._ledger: MemoryLedger | None = None  # of a GPU, once the KV pool exists
-        self.followers: Followers | None = None  # processes of the other ranks of its group
+        # Processes of the other ranks.
+        self.followers: Followers | RemoteFollowers | None = None
 
     @classmethod
     def load(
@@ -121,6 +123,7 @@ class Rank:
             has_window_tables=self._has_window_tables,
             has_sinks=self._has_sinks,
             ledger=ledger,
+            kv_layers=self._most_kv_layers,
         )
 
     @property

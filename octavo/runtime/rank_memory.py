@@ -23,7 +23,7 @@ from typing import Any
 from octavo.kernels.cpu.group import ShmGroup
 from octavo.kernels.cpu.library import Library
 from octavo.kernels.parts import Stage
-from octavo.runtime.stage_links import PipelinePlace, ShmLink
+from octavo.runtime.stage_links import PipelinePlace, ShmLink, StepMessages
 
 # The entries of a ticket that are descriptors, where there are any.
 DESCRIPTORS = ("messages", "group", "incoming", "outgoing")
@@ -47,7 +47,7 @@ class Membership:
 
     rank: int
     size: int
-    messages: ShmGroup
+    messages: StepMessages
     group: ShmGroup | None
     pipeline: PipelinePlace | None
 

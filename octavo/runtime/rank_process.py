@@ -19,13 +19,25 @@ import socket
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 from octavo.base.errors import OctavoError, PeerEndedError
 from octavo.system.child_process import end_with_parent
 from octavo.system.machine import without_blas_threads
 
 Message = dict[str, Any]
+
+
+class Connection(Protocol):
+    """A follower's connection to the home rank, for what is said before the first step."""
+
+    def send(self, message: Message) -> None:
+        """Send a message; it is dropped if the connection has ended, which `receive` tells."""
+        ...
+
+    def receive(self) -> Message | None:
+        """Wait for the next message; None if the connection has ended."""
+        ...
 
 
 class JsonConnection:

@@ -25,7 +25,7 @@ from octavo.base.errors import EngineError, PeerEndedError
 from octavo.kernels.cpu.group import ShmGroup
 from octavo.kernels.parts import Stage
 
-_FAILED = -1  # in place of the number of tokens
+FAILED = -1  # in place of the number of tokens
 _MOST_WORDS = 250  # of the text of an error
 _FLOAT_BYTES = 4
 
@@ -139,7 +139,7 @@ class ShmLink:
 
     def fail(self, number: int, reason: str) -> None:
         self._next_slot()
-        self._group.send(array("i", [number, _FAILED, *text_words(reason)]))
+        self._group.send(array("i", [number, FAILED, *text_words(reason)]))
 
     def receive(self, number: int, values: Sequence[np.ndarray]) -> None:
         slot, begin = self._next_slot(), 0
@@ -171,7 +171,7 @@ def check_step(message: np.ndarray, number: int, num_tokens: int) -> None:
         PeerEndedError: they are of another step, or of none: then nothing more can be computed.
     """
     said = message[:2].tolist()
-    if len(said) == 2 and said[0] == number and said[1] == _FAILED:
+    if len(said) == 2 and said[0] == number and said[1] == FAILED:
         reason = message[2:].tobytes()[: 4 * _MOST_WORDS].decode(errors="replace").strip()
         raise StageFailedError(reason)
     if said != [number, num_tokens]:

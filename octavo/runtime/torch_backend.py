@@ -39,6 +39,7 @@ class TorchBackend:
     """A model on the reference ops, one PyTorch call each."""
 
     isa = None
+    most_kv_layers = None
     pool = None
     has_window_tables = True
     has_sinks = True

@@ -31,6 +31,7 @@ class TransformersBackend:
 
     name = "transformers"
     isa = None
+    most_kv_layers = None
     pool = None
     has_window_tables = True
     has_sinks = False

@@ -19,14 +19,15 @@ from octavo import hub
 from octavo.base.errors import ConfigError
 from octavo.server.engine.process import ProcessLauncher
 from octavo.server.http.listener import listen
-from octavo.server.settings import STOP_SIGNALS, ServerSettings
+from octavo.server.settings import DEFAULT_LEASE_TIMEOUT, STOP_SIGNALS, ServerSettings
 from octavo.server.watch.logs import configure_logging
 from octavo.settings.engine import EngineArgs
 from octavo.sources.open import open_source
 from octavo.system import machine
 
 if TYPE_CHECKING:
-    from octavo.server.engine.replica_launchers import ReplicaLaunchers
+    from octavo.server.engine.placed_engines import PlacedLaunchers
+    from octavo.server.engine.replicas import Launchers
     from octavo.server.engine.step_prediction import FindCalibration
 
 _log = logging.getLogger("octavo.server")
@@ -62,27 +63,70 @@ def serve(
     configure_logging(settings)
     if settings.api_key or settings.admin_key:
         _log.warning("%s", VISIBLE_KEYS_WARNING)
-    if settings.router is not None and args.data_parallel_size == 1:
-        raise ConfigError(
-            f"router {settings.router} chooses among replicas, and there is one engine: give "
-            "data_parallel_size, or leave router out"
-        )
+    _refuse_idle_settings(args, settings)
     path = hub.resolve(args.model)
     args = open_source(path, args.model_impl).settings(args)
-    launcher = _create_launcher(args, settings.log_format)
-    with listen(settings) as listener, contextlib.closing(launcher):
+    with (
+        listen(settings) as listener,
+        contextlib.closing(_create_launcher(args, settings, listener)) as launcher,
+    ):
         for signum in STOP_SIGNALS:  # until the server listens to them
             signal.signal(signum, _end_the_start)
         launcher.launch_ahead()
         return _run(args, settings, path, listener, launcher, find_calibration)
 
 
-def _create_launcher(args: EngineArgs, log_format: str) -> ProcessLauncher | ReplicaLaunchers:
-    if args.data_parallel_size == 1:
-        return ProcessLauncher(args, log_format)
+def _refuse_idle_settings(args: EngineArgs, settings: ServerSettings) -> None:
+    """Raise ConfigError for a setting of the server that would have no effect."""
+    if settings.router is not None and not args.has_replicas:
+        raise ConfigError(
+            f"router {settings.router} chooses among replicas, and there is one engine: give "
+            "data_parallel_size, or leave router out"
+        )
+    if settings.max_local_prefill_length is not None and not args.prefill_replicas:
+        raise ConfigError(
+            "max_local_prefill_length says which prompts are not for prefill_replicas, and there "
+            "are none: give their number, or leave it out"
+        )
+    for name in ("target_ttft", "scale_down_after"):
+        if getattr(settings, name) is not None and not args.replicas.is_elastic:
+            raise ConfigError(
+                f"{name} is for replicas that come and go: give data_parallel_size as LEAST..MOST, "
+                f"such as 1..8, or leave {name} out"
+            )
+    for name, default in (("allow_open_ray", False), ("lease_timeout", None)):
+        if getattr(settings, name) != default and args.distributed != "ray":
+            raise ConfigError(f"{name} is of distributed ray: give that, or leave {name} out")
+
+
+def _create_launcher(
+    args: EngineArgs, settings: ServerSettings, listener: socket.socket
+) -> ProcessLauncher | Launchers:
+    if args.distributed == "ray":
+        return _create_ray_launchers(args, settings, listener)
+    if not args.has_replicas:
+        return ProcessLauncher(args, settings.log_format)
     from octavo.server.engine.replica_launchers import ReplicaLaunchers
 
-    return ReplicaLaunchers(args, log_format)
+    return ReplicaLaunchers(args, settings.log_format)
+
+
+def _create_ray_launchers(
+    args: EngineArgs, settings: ServerSettings, listener: socket.socket
+) -> PlacedLaunchers:
+    from octavo.cluster.ray_cluster import address_of_cluster
+    from octavo.server.engine.placed_engines import PlacedLaunchers, PlacementSettings
+
+    timeout = DEFAULT_LEASE_TIMEOUT if settings.lease_timeout is None else settings.lease_timeout
+    place = {
+        "address": address_of_cluster(args.ray_address),
+        # No two servers that run have both in common, so who has them releases what is left of
+        # the one before.
+        "server": f"octavo-{socket.gethostname()}-{listener.getsockname()[1]}",
+        "allow_open": settings.allow_open_ray,
+        "lease_timeout": timeout,
+    }
+    return PlacedLaunchers(args, PlacementSettings("ray", place, timeout), settings.log_format)
 
 
 def _end_the_start(signum: int, frame: object) -> None:
@@ -94,7 +138,7 @@ def _run(
     settings: ServerSettings,
     path: Path,
     listener: socket.socket,
-    launcher: ProcessLauncher | ReplicaLaunchers,
+    launcher: ProcessLauncher | Launchers,
     find_calibration: FindCalibration,
 ) -> int:
     from octavo.server.server import OctavoServer

@@ -11,9 +11,11 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -36,20 +38,28 @@ from octavo.server.http.background import post_in_background
 from octavo.server.http.connection import uvicorn_config
 from octavo.server.http.tenants import Tenants
 from octavo.server.log_lines import log_event
-from octavo.server.settings import ROUTER_NAMES, STOP_SIGNALS, ServerSettings
+from octavo.server.settings import (
+    DEFAULT_SCALE_DOWN_AFTER,
+    DEFAULT_TARGET_TTFT,
+    ROUTER_NAMES,
+    STOP_SIGNALS,
+    ServerSettings,
+)
 from octavo.server.watch.logs import RequestLog
 from octavo.server.watch.metrics import Metrics
 from octavo.server.watch.observer_group import ObserverGroup
 from octavo.server.watch.status import StatusLine
 from octavo.server.watch.step_stream import StepStream
 from octavo.settings.engine import EngineArgs, parse_bytes
+from octavo.settings.replica_range import ReplicaRange
 from octavo.sources.open import load_tokenizer
 from octavo.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from octavo.core.scaling import ScalingLimits
     from octavo.cost.step_facts import StepFacts
-    from octavo.server.engine.replica_launchers import ReplicaLaunchers
-    from octavo.server.engine.replicas import ReplicaSet
+    from octavo.server.engine.elastic import Elastic
+    from octavo.server.engine.replicas import Launchers, ReplicaSet
     from octavo.server.engine.step_prediction import FindCalibration
 
 _log = logging.getLogger("octavo.server")
@@ -67,7 +77,7 @@ class OctavoServer:
         settings: ServerSettings,
         path: Path,
         listener: socket.socket,
-        launcher: ProcessLauncher | ReplicaLaunchers,
+        launcher: ProcessLauncher | Launchers,
         find_calibration: FindCalibration = lambda: None,
     ):
         self.settings = settings
@@ -77,7 +87,7 @@ class OctavoServer:
         given = tuple(name for name in settings.served_model_name if name != ANY_NAME)
         self._names = given or (model_name(args.model),)
         self._model_argument = None if given else args.model
-        self._metrics = Metrics(self._names[0], has_replicas=args.data_parallel_size > 1)
+        self._metrics = Metrics(self._names[0], has_replicas=args.has_replicas)
         self._status = StatusLine(settings.status_interval)
         self._steps = StepStream()
         self._tenants = Tenants(settings)
@@ -87,6 +97,7 @@ class OctavoServer:
         )
         self._observers = ObserverGroup(self._metrics, self._status, self._steps, request_log)
         self.replicas: ReplicaSet | None = None
+        self._elastic: Elastic | None = None
         self.engine = self._create_engine(args, launcher)
         self._find_calibration = find_calibration
         self._hurry = asyncio.Event()  # set by the second signal
@@ -94,13 +105,15 @@ class OctavoServer:
         self._stopped = asyncio.Event()
 
     def _create_engine(
-        self, args: EngineArgs, launcher: ProcessLauncher | ReplicaLaunchers
+        self, args: EngineArgs, launcher: ProcessLauncher | Launchers
     ) -> ProcessEngine | ReplicaSet:
         settings = self.settings
         limits = QueueLimits(
             args.max_queued_requests, args.max_queued_tokens or DEFAULT_LIMITS.max_tokens
         )
         most_seconds = settings.max_predicted_ttft_seconds
+        if most_seconds is None and args.replicas.is_elastic:
+            most_seconds = math.inf  # replicas come by the prediction, and none is refused
         options: dict[str, Any] = {
             "engine_timeout": settings.engine_timeout,
             "ttft_admission": None if most_seconds is None else TTFTAdmission(most_seconds),
@@ -109,24 +122,35 @@ class OctavoServer:
             "unread": UnreadOutputMemory(parse_bytes(settings.max_unread_bytes)),
             "resumes_streams": settings.resume_streams,
         }
-        if args.data_parallel_size == 1:
+        if not args.has_replicas:
             return ProcessEngine(
                 cast(ProcessLauncher, launcher), limits, self._observers, **options
             )
+        from octavo.core.disaggregation import LongerThan
         from octavo.core.routing import router_named
+        from octavo.server.engine.elastic import Elastic
         from octavo.server.engine.replicas import ReplicaSet
 
-        launchers = cast("ReplicaLaunchers", launcher)
+        launchers, most_local = (
+            cast("Launchers", launcher),
+            settings.max_local_prefill_length,
+        )
         _log.info("%s", launchers.describe())
         self.replicas = ReplicaSet(
             launchers.create,
-            args.data_parallel_size,
-            router_named(settings.router or ROUTER_NAMES[0]),
+            args.replicas.least,
+            partial(router_named, settings.router or ROUTER_NAMES[0]),
             limits,
             self._observers,
             caches_prefixes=args.enable_prefix_caching,
+            num_prefill=args.prefill_replicas,
+            prefill_rule=None if most_local is None else LongerThan(most_local),
             **options,
         )
+        if args.replicas.is_elastic:
+            self._elastic = Elastic(
+                self.replicas, _scaling_limits(args.replicas, settings), self._observers
+            )
         return self.replicas
 
     async def run(self) -> int:
@@ -165,13 +189,20 @@ class OctavoServer:
         server = _Uvicorn(uvicorn_config(app, self.settings))
         serving = asyncio.create_task(server.serve(sockets=[self._listener]))
         status_line = asyncio.create_task(self._status.run())
+        scaling = asyncio.create_task(self._scale())
         try:
             yield serving
         finally:
+            scaling.cancel()
             await self.engine.stop()
             server.should_exit = server.force_exit = True
             status_line.cancel()
             await asyncio.gather(serving, return_exceptions=True)
+
+    async def _scale(self) -> None:
+        """Have replicas come and go, where they do."""
+        if self._elastic is not None:
+            await self._elastic.run()
 
     async def _wait_for_the_end(self, serving: asyncio.Task[None]) -> None:
         stopped = asyncio.create_task(self._stopped.wait())
@@ -316,6 +347,18 @@ class _Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def _scaling_limits(replicas: ReplicaRange, settings: ServerSettings) -> ScalingLimits:
+    from octavo.core.scaling import ScalingLimits
+
+    target, after = settings.target_ttft_seconds, settings.scale_down_after
+    return ScalingLimits(
+        replicas.least,
+        replicas.most,
+        DEFAULT_TARGET_TTFT if target is None else target,
+        down_after=DEFAULT_SCALE_DOWN_AFTER if after is None else after,
+    )
 
 
 def model_name(model: str) -> str:

@@ -32,6 +32,9 @@ MAX_ID_CHARS = 128  # of a client's request id
 
 _BODY_MEMORY = 256 << 20
 
+# Defaults of settings that are None where they were not given, so that one without effect is seen.
+DEFAULT_TARGET_TTFT, DEFAULT_SCALE_DOWN_AFTER, DEFAULT_LEASE_TIMEOUT = 1.0, 60.0, 600.0  # seconds
+
 # Names of routers, as in octavo.core.routing, which a test checks; --help need not import it.
 ROUTER_NAMES = ("prefix_aware", "least_loaded", "round_robin")  # the first is the default
 
@@ -104,11 +107,37 @@ class ServerSettings:
         "refuse requests whose predicted TTFT is longer, given those before them: milliseconds, "
         "or a time such as 0.5s",
     )
+    target_ttft: float | str | None = option(
+        None,
+        "where replicas come and go: one more is started when the predicted TTFT stays longer than "
+        "that: milliseconds, or a time such as 0.5s (default: 1s)",
+    )
+    scale_down_after: float | None = option(
+        None,
+        "seconds for which one replica less would have done, before one is drained (default: 60)",
+        least=0.0,
+    )
+    allow_open_ray: bool = option(
+        False,
+        "use a Ray cluster that asks for no token, where all who reach it may run what they like",
+    )
+    lease_timeout: float | None = option(
+        None,
+        "seconds to wait for a place of a replica in a Ray cluster (default: 600)",
+        least=0.0,
+    )
     router: str | None = option(
         None,
         "how the replica of a request is chosen: the one with the least to compute, what is cached "
         "there deducted (the default); with the fewest requests; or each in turn",
         ROUTER_NAMES,
+    )
+    max_local_prefill_length: int | None = option(
+        None,
+        "with prefill_replicas, the most tokens of a prompt that are computed where its answer is, "
+        "what is cached there deducted; default: as many as take less time than their KV would to "
+        "be passed on",
+        least=0,
     )
     resume_streams: bool = option(
         False,
@@ -172,6 +201,7 @@ class ServerSettings:
                 "have half of it"
             )
         self.max_predicted_ttft_seconds  # noqa: B018 - checks it
+        self.target_ttft_seconds  # noqa: B018 - likewise
         if not 0 <= self.priority_range <= MAX_PRIORITY_RANGE:
             raise ConfigError(
                 f"priority_range must be in [0, {MAX_PRIORITY_RANGE}], not {self.priority_range}"
@@ -191,12 +221,21 @@ class ServerSettings:
     @property
     def max_predicted_ttft_seconds(self) -> float | None:
         """``max_predicted_ttft`` in seconds; None is no limit."""
-        if self.max_predicted_ttft is None:
+        return self._seconds("max_predicted_ttft")
+
+    @property
+    def target_ttft_seconds(self) -> float | None:
+        """``target_ttft`` in seconds; None where it was not given."""
+        return self._seconds("target_ttft")
+
+    def _seconds(self, name: str) -> float | None:
+        value = getattr(self, name)
+        if value is None:
             return None
         try:
-            return parse_duration(self.max_predicted_ttft)
+            return parse_duration(value)
         except ConfigError as error:
-            raise ConfigError(f"max_predicted_ttft: {error}") from None
+            raise ConfigError(f"{name}: {error}") from None
 
     @property
     def is_loopback(self) -> bool:

@@ -9,17 +9,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from octavo.base.gc_pause import no_collections
+from octavo.kernels.expert_places import ExpertPlaces
 from octavo.models.kv_groups import KVGroups
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.following_forward import Follower, FollowingForward, follow
+from octavo.runtime.forward import Forward
+from octavo.runtime.layout import device_of_rank
 from octavo.runtime.rank_memory import Membership
-from octavo.runtime.rank_process import JsonConnection, Message
+from octavo.runtime.rank_process import Connection, Message
 from octavo.sources.open import notes_folder, open_source
-from octavo.system.machine import keep_openmp_patient
+from octavo.system.machine import keep_openmp_patient, memory
 from octavo.system.numa import RankPlace
 
 
-def serve(membership: Membership, settings: Message, home: JsonConnection) -> None:
+def serve(membership: Membership, settings: Message, home: Connection) -> None:
     """Load the model that rank 0 has loaded, start as it does, and obey until the engine ends."""
     keep_openmp_patient()
     place = RankPlace(**settings["places"][membership.rank])
@@ -29,25 +32,38 @@ def serve(membership: Membership, settings: Message, home: JsonConnection) -> No
     if home.receive() is None:
         return
     with no_collections():
-        path = Path(settings["path"])
+        path, of_all = Path(settings["path"]), settings["spec"]
+        meeting_point = settings["meeting_point"]
+        experts = settings["experts"]
         spec = RankSpec(
             path,
             packed_folder=notes_folder(),
             threads=place.num_threads,
             numa_nodes=tuple(place.nodes),
             group=membership.group,
+            experts=None if experts is None else ExpertPlaces.of(experts),
             pipeline=membership.pipeline,
-            **settings["spec"],
+            meeting_point=None if meeting_point is None else Path(meeting_point),
+            **{**of_all, "device": device_of_rank(of_all["device"], membership.rank)},
         )
         rank = open_source(path, settings["model_impl"]).load_rank(spec)
-        home.send({"loaded": rank.weights_bytes})
+        home.send({"loaded": rank.weights_bytes, "free_bytes": memory().available})
         if (start := home.receive()) is None:
             return
         rank.keep_hidden_states(start["depths"])
         rank.start(limits_of(start["limits"]))
-    assert isinstance(rank.forward, FollowingForward)
     home.send({"started": True})
-    follow(membership.messages, Follower(rank.forward))
+    follow(membership.messages, follower_of(rank.forward))
+
+
+def follower_of(forward: Forward) -> Follower:
+    """Return what obeys the messages that are for a forward pass."""
+    if isinstance(forward, FollowingForward):
+        return Follower(forward)
+    from octavo.runtime.cuda_ranks import CudaFollower, FollowingCudaForward
+
+    assert isinstance(forward, FollowingCudaForward)
+    return CudaFollower(forward)
 
 
 def limits_of(fields: Message) -> RankLimits:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from octavo.core.host_kv_cache import RestoreRule
     from octavo.core.step_meter import StepMeter
     from octavo.models.config import ModelConfig
+    from octavo.offload.open_peers import TransferFiles
+    from octavo.offload.peer_storage import PeerStorage
     from octavo.runtime.rank import Rank
     from octavo.sources.source import ModelSource
 
@@ -55,8 +57,10 @@ class LoadedEngine:
         info: dict[str, Any],
         load_seconds: dict[str, float],
         ranks: OneRank,
+        peers: PeerStorage | None = None,
     ):
         self.ranks = ranks
+        self.peers = peers  # the KV of other replicas
         self.config = config
         self.text_engine = text_engine
         self.model_config = model_config
@@ -77,6 +81,7 @@ def load_engine(
     is_replica: bool = False,
     around_executor: Callable[[Executor], Executor] | None = None,
     meter: StepMeter | None = None,
+    transfer: TransferFiles | None = None,
 ) -> LoadedEngine:
     """Find and load a model, and make its engine.
 
@@ -86,6 +91,7 @@ def load_engine(
         is_replica: it may be one of ``data_parallel_size``, which share the machine.
         around_executor: returns what the engine runs in place of the executor that it is given.
         meter: measures the engine's steps.
+        transfer: where replicas pass KV on to each other, if prompts are computed apart.
 
     Raises:
         ModelError: the model cannot be found or read.
@@ -95,7 +101,7 @@ def load_engine(
         args.refuse_replicas()
     keep_openmp_patient()
     with no_collections(), ExitStack() as on_error:
-        loaded = _load_engine(args, progress, is_served, around_executor, meter, on_error)
+        loaded = _load_engine(args, progress, is_served, around_executor, meter, transfer, on_error)
         on_error.pop_all()
         return loaded
 
@@ -106,6 +112,7 @@ def _load_engine(
     is_served: bool,
     around_executor: Callable[[Executor], Executor] | None,
     meter: StepMeter | None,
+    transfer: TransferFiles | None,
     on_error: ExitStack,
 ) -> LoadedEngine:
     import octavo.runtime.rank  # noqa: F401  (and numpy: all models need them)
@@ -125,7 +132,8 @@ def _load_engine(
     ranks = _open_ranks(args, spec, model_config, source)
     on_error.callback(ranks.close)
     spec = ranks.spec
-    rank = source.load_rank(spec, progress)
+    with ranks.loading():
+        rank = source.load_rank(spec, progress)
     ranks.load(rank)
     speculation = args.speculation()
     drafter = None
@@ -139,8 +147,12 @@ def _load_engine(
     ranks.start(rank, limits)
     rank.start(limits, acceptance_of(args.speculation()))
     ranks.wait_until_started(rank)
+    if args.save_expert_loads is not None:
+        from octavo.serving.expert_files import save_at_the_end
+
+        save_at_the_end(args.save_expert_loads, model_config, rank)
     proposer = drafter.start(limits) if drafter is not None else None
-    store = _open_store(config, spec, rank, model_config, source.path)
+    store, peers = _open_store(config, spec, rank, model_config, source.path, transfer)
     executor: Executor = rank
     if around_executor is not None:
         executor = around_executor(executor)
@@ -158,9 +170,10 @@ def _load_engine(
         **_memory_info(capacity, config),
         **({} if spec.part.is_whole else {"tensor_parallel_size": spec.part.size}),
         **({} if spec.stage.is_whole else {"pipeline_parallel_size": spec.stage.count}),
+        **({} if spec.experts is None else {"enable_expert_parallel": True}),
     }
     text_engine = TextEngine(engine, tokenizer, model_config.vocab_size, eos_token_ids, config.seed)
-    return LoadedEngine(config, text_engine, model_config, info, phases.seconds, ranks)
+    return LoadedEngine(config, text_engine, model_config, info, phases.seconds, ranks, peers)
 
 
 def _check_speculation(model: ModelConfig) -> None:
@@ -200,8 +213,8 @@ def _rank_spec(args: EngineArgs, model: ModelConfig, path: Path, packed_folder: 
         kv_cache_dtype=args.kv_cache_dtype,
         activations=args.activations,
         block_size=args.block_size,
-        threads=args.threads or _threads_of_replica(args.data_parallel_size),
-        memory_share=1 / args.data_parallel_size,
+        threads=args.threads or _threads_of_replica(args.replicas.most),
+        memory_share=1 / args.replicas.most,
         packed_folder=packed_folder,
         memory_utilization=args.gpu_memory_utilization,
         enforce_eager=args.enforce_eager,
@@ -229,13 +242,28 @@ def _open_ranks(
     asked, num_stages = args.tensor_parallel_size, args.pipeline_parallel_size
     if asked == AUTO and spec.device != "cpu":
         asked = 1
+    place_experts = None
+    if args.enable_expert_parallel:
+        from octavo.serving.expert_files import placement_of
+
+        place_experts = placement_of(args.expert_placement, model)
+        if asked == 1:
+            raise ConfigError(f"enable_expert_parallel: on {spec.device} a model is on one device")
     if asked == num_stages == 1:
         return OneRank(spec)
     if num_stages > 1 and (speculation := args.speculation()) is not None:
         check_pipelined(speculation)
+    if args.stage_command:
+        from octavo.serving.remote_stages import open_remote_stages
+
+        return open_remote_stages(
+            args.stage_command, args.stage_address, spec, model, args.model_impl
+        )
     from octavo.serving.rank_group import open_ranks
 
-    return open_ranks(asked, num_stages, spec, model, args.model_impl, source.weights_bytes)
+    return open_ranks(
+        *(asked, num_stages, spec, model, args.model_impl, source.weights_bytes, place_experts)
+    )
 
 
 def _memory_info(capacity: Capacity, config: EngineConfig) -> dict[str, Any]:
@@ -260,12 +288,24 @@ def _rank_limits(config: EngineConfig) -> RankLimits:
 
 
 def _open_store(
-    config: EngineConfig, spec: RankSpec, rank: Rank, model: ModelConfig, path: Path
-) -> BlockStore | None:
-    """Return the store of blocks that are evicted from a rank's pool; None for none."""
+    config: EngineConfig,
+    spec: RankSpec,
+    rank: Rank,
+    model: ModelConfig,
+    path: Path,
+    transfer: TransferFiles | None,
+) -> tuple[BlockStore | None, PeerStorage | None]:
+    """Return the store of blocks that are evicted from a rank's pool, and what stands behind it if
+    that is other replicas; None for none."""
     cache = config.cache
     if cache.offload is None:
-        return None
+        return None, None
+    if cache.offload.is_transferred and spec.num_ranks > 1:
+        raise ConfigError(
+            "prefill_replicas: a replica would pass on the KV of one of its "
+            f"{spec.num_ranks} ranks alone; leave tensor_parallel_size and "
+            "pipeline_parallel_size at 1"
+        )
     if cache.offload.folder is not None and spec.num_ranks > 1:
         setting = "pipeline" if spec.part.is_whole else "tensor"
         raise ConfigError(
@@ -286,8 +326,18 @@ def _open_store(
         return predicted_rule(model, rank.probe(), config.scheduler)
 
     rows = [memoryview(row) for row in rank.host_blocks]
+    if transfer is not None:
+        from octavo.core.host_kv_cache import HostKVCache
+        from octavo.offload.open_peers import open_peers
+
+        peers = open_peers(transfer, rows, identity())
+        host = HostKVCache(
+            *(cache.num_blocks, len(rows), cache.block_size, len(rows[0])),
+            *(peers, rule(), cache.windows),
+        )
+        return host, peers
     sizes = cache.num_blocks, cache.block_size, cache.windows
-    return open_store(cache.offload, rows, *sizes, identity, rule)
+    return open_store(cache.offload, rows, *sizes, identity, rule), None
 
 
 def _with_draft_kv(capacity: Capacity, drafter: Drafter | None) -> Capacity:

@@ -1,7 +1,8 @@
 """The ranks of an engine, seen from rank 0, which is the engine's own process.
 
 ranks = OneRank(spec), or open_ranks()  starts the others, which import while this one loads
-rank = source.load_rank(ranks.spec)
+with ranks.loading():
+    rank = source.load_rank(ranks.spec)
 ranks.load(rank)                        the others load, from the packed weights that exist now
 ranks.start(rank, limits)               all allocate memory for steps
 rank.start(limits)
@@ -11,6 +12,7 @@ ranks.wait_until_started(rank)          what the others could not do is an error
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from octavo.base.errors import PeerEndedError
@@ -25,6 +27,11 @@ class OneRank:
 
     def __init__(self, spec: RankSpec):
         self.spec = spec
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Return a context for the loading of rank 0, in which the end of another rank is a
+        ConfigError with its last words."""
+        return nullcontext()
 
     def load(self, rank: Rank) -> None: ...
 

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.base.errors import ConfigError, PeerEndedError
 from octavo.kernels.cpu.library import usable_threads
-from octavo.runtime.backends import why_not_native
+from octavo.kernels.sum_division import SLICES
+from octavo.runtime.backends import why_not_fused, why_not_native
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.followers import Followers
-from octavo.runtime.layout import RankBounds, resolve_ranks, why_one_rank
+from octavo.runtime.layout import RankBounds, device_of_rank, resolve_ranks, why_one_rank
 from octavo.runtime.rank_memory import RankMemory
+from octavo.runtime.rank_process import Message
+from octavo.serving.expert_files import PlaceExperts, num_experts_of
 from octavo.serving.one_rank import OneRank
-from octavo.system import numa
+from octavo.system import machine, numa
 from octavo.system.machine import usable_memory_bytes
 
 if TYPE_CHECKING:
@@ -31,7 +36,26 @@ _FOLLOWER = "octavo.serving.follower"
 _PROCESS_BYTES = 30 << 20
 
 # What followers are told in another way, or have themselves.
-_NOT_SENT = ("path", "packed_folder", "pool", "group", "pipeline", "threads", "numa_nodes")
+_NOT_SENT = (
+    *("path", "packed_folder", "pool", "group", "meeting_point", "experts", "pipeline", "threads"),
+    "numa_nodes",
+)
+
+
+def sent_settings(spec: RankSpec, model_impl: str) -> Message:
+    """Return what followers need to load the model that rank 0 loads."""
+    sent = {
+        field.name: getattr(spec, field.name)
+        for field in dataclasses.fields(RankSpec)
+        if field.name not in _NOT_SENT
+    }
+    return {
+        "path": str(Path(spec.path).resolve()),
+        "model_impl": model_impl,
+        "spec": sent,
+        "experts": None if spec.experts is None else spec.experts.layers,
+        "meeting_point": None if spec.meeting_point is None else str(spec.meeting_point),
+    }
 
 
 def open_ranks(
@@ -41,37 +65,65 @@ def open_ranks(
     model: ModelConfig,
     model_impl: str,
     weights_bytes: Callable[[], int],
+    place_experts: PlaceExperts | None = None,
 ) -> OneRank:
     """Return the ranks of an engine for ``tensor_parallel_size`` and ``pipeline_parallel_size``,
     started but for rank 0.
 
     Args:
         weights_bytes: as of a ``ModelSource``.
+        place_experts: of ranks that have whole experts; None: they have some rows of each.
 
     Raises:
         ConfigError: so many cannot be, or a process cannot be started.
     """
-    kernels = spec.kernels
-    if kernels == "auto":
-        kernels = "native" if why_not_native(spec, model) is None else "reference"
+    kernels = _kernels_of(spec, model)
+    is_cpu = spec.device == "cpu"
     bounds = RankBounds(
         model=model.name,
         num_heads=model.fewest_heads,
+        num_experts=None if place_experts is None else num_experts_of(model),
         num_layers=model.num_layers,
         # Who gives more threads wants more; replicas may be more than there are cores.
         num_cores=max(spec.threads or 0, usable_threads()),
-        free_bytes=usable_memory_bytes() * spec.memory_share,
-        needed_bytes=lambda tp: weights_bytes() + (tp - 1) * _PROCESS_BYTES,
-        why_alone=why_one_rank(kernels, spec.device),
+        num_gpus=None if is_cpu else _gpus_from(spec.device),
+        num_slices=SLICES if kernels == "fused" and spec.batch_invariant else None,
+        free_bytes=usable_memory_bytes() * spec.memory_share if is_cpu else None,
+        needed_bytes=lambda count: weights_bytes() + (count - 1) * _PROCESS_BYTES,
+        why_alone=why_one_rank(kernels, spec.device, pp=num_stages),
     )
-    nodes = numa.nodes()
-    size = resolve_ranks(asked, bounds, numa.auto_ranks(nodes), num_stages)
+    nodes = numa.nodes() if is_cpu else ()
+    size = resolve_ranks(asked, bounds, numa.auto_ranks(nodes) if is_cpu else 1, num_stages)
+    if place_experts is not None:
+        if kernels == "fused":
+            raise ConfigError(
+                "enable_expert_parallel: ranks whose results are added up have some rows of every "
+                "expert; leave it off with these kernels"
+            )
+        if size == 1:
+            _log.warning("enable_expert_parallel: a layer has one rank, which has all its experts")
+        else:
+            spec = dataclasses.replace(spec, experts=place_experts(size))
     num_ranks = size * num_stages
     if num_ranks == 1:
         return OneRank(spec)
     num_threads = None if spec.threads is None else max(spec.threads, num_ranks)
     places = numa.places(num_ranks, nodes, num_threads)
-    return RankGroup(places, size, num_stages, spec, model_impl)
+    return RankGroup(places, size, num_stages, spec, model_impl, adds_up=kernels == "fused")
+
+
+def _kernels_of(spec: RankSpec, model: ModelConfig) -> str:
+    """Return the kernels that will run a model, as far as is known before it is loaded."""
+    if spec.kernels != "auto":
+        return spec.kernels
+    if spec.device == "cpu":
+        return "native" if why_not_native(spec, model) is None else "reference"
+    return "fused" if why_not_fused(spec, model) is None else "reference"
+
+
+def _gpus_from(device: str) -> int:
+    """Return how many GPUs there are from the one of rank 0 on."""
+    return max(0, machine.num_gpus() - int(device.partition(":")[2] or 0))
 
 
 class RankGroup(OneRank):
@@ -81,6 +133,8 @@ class RankGroup(OneRank):
         places: of all ranks. This process is pinned to that of rank 0, if there are several nodes.
         size: ranks of each stage.
         num_stages: see ``RankMemory`` for the order of ranks.
+        adds_up: ranks add up results by the scheme `sum`. They load at the same time, since they
+            meet before they are loaded; others wait for the weights that rank 0 packs.
     """
 
     def __init__(
@@ -90,6 +144,8 @@ class RankGroup(OneRank):
         num_stages: int,
         spec: RankSpec,
         model_impl: str,
+        *,
+        adds_up: bool = False,
     ):
         num_threads = sum(place.num_threads for place in places)
         num_cores = usable_threads() * spec.memory_share  # other replicas have the rest
@@ -103,28 +159,36 @@ class RankGroup(OneRank):
         memory = RankMemory(size, num_stages, is_crowded=is_crowded)
         membership = memory.home
         own = places[0]
+        self._adds_up = adds_up
+        self._folder = tempfile.TemporaryDirectory(prefix="octavo-ranks-") if adds_up else None
+        if self._folder is not None:
+            spec = dataclasses.replace(spec, meeting_point=Path(self._folder.name) / "meeting")
         super().__init__(
             dataclasses.replace(
                 spec,
+                device=device_of_rank(spec.device, 0),
                 threads=own.num_threads,
                 numa_nodes=own.nodes,
                 group=membership.group,
                 pipeline=membership.pipeline,
             )
         )
-        sent = {
-            field.name: getattr(spec, field.name)
-            for field in dataclasses.fields(RankSpec)
-            if field.name not in _NOT_SENT
-        }
         settings = {
-            "path": str(Path(spec.path).resolve()),
-            "model_impl": model_impl,
-            "spec": sent,
+            **sent_settings(spec, model_impl),
             "places": [dataclasses.asdict(place) for place in places],
         }
         self._followers = Followers(_FOLLOWER, memory, settings)
         own.pin()
+        if adds_up:
+            self._followers.send({"load": True})
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        try:
+            yield
+        except PeerEndedError:
+            self._receive()  # which says who has ended, and how
+            raise
 
     @property
     def _setting(self) -> str:
@@ -133,9 +197,10 @@ class RankGroup(OneRank):
 
     def load(self, rank: Rank) -> None:
         """Have the others load. ConfigError if rank 0 runs on kernels that cannot be shared."""
-        if reason := why_one_rank(rank.kernels, self.spec.device):
+        if reason := why_one_rank(rank.kernels, self.spec.device, pp=self.spec.stage.count):
             raise ConfigError(f"{self._setting}: {reason}")
-        self._followers.send({"load": True})
+        if not self._adds_up:
+            self._followers.send({"load": True})
 
     def start(self, rank: Rank, limits: RankLimits) -> None:
         self._receive()  # all have loaded
@@ -162,3 +227,5 @@ class RankGroup(OneRank):
 
     def close(self) -> None:
         self._followers.close()
+        if self._folder is not None:
+            self._folder.cleanup()

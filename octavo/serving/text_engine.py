@@ -218,6 +218,15 @@ class TextEngine:
         self._withdraw(group)
         return [_ending(group, sample) for sample in running]
 
+    def hand_over(self, request_id: str) -> int:
+        """End a prompt whose samples go on in another engine, to which the store passes the KV of
+        the prompt; returns the number of tokens for which it does."""
+        group = self.groups[request_id]
+        request = next(each.request for each in group.samples if not each.request.is_finished)
+        num_saved = self.engine.save_prefix(request)
+        self.abort(request_id)
+        return num_saved
+
     def end_isolation(self, request_id: str) -> None:
         """Let an isolated prompt share steps with others from now on. Unknown and ended ids are no
         error."""

@@ -22,10 +22,12 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
 from octavo.core.sink_window import DEFAULT_SINKS, SinkWindowRules
 from octavo.core.state_slots import least_slots, slots_per_request
+from octavo.links.ticket import parse_address
 from octavo.models.kv_groups import KVGroups
 from octavo.runtime.capacity import Capacity
-from octavo.runtime.layout import parse_ranks
+from octavo.runtime.layout import AUTO, parse_ranks
 from octavo.settings.kv_offload import HOST_CACHE_TOKENS, OffloadConfig, default_host_blocks
+from octavo.settings.replica_range import ReplicaRange, parse_replicas
 from octavo.settings.speculation import METHOD_CHOICES, SpeculativeConfig
 from octavo.settings.vllm_compat import translated
 
@@ -35,6 +37,7 @@ GIB = 2**30
 CPU_MAX_NUM_SEQS, CUDA_MAX_NUM_SEQS = 64, 256
 CPU_MAX_NUM_BATCHED_TOKENS, CUDA_MAX_NUM_BATCHED_TOKENS = 512, 2048
 SERVING_ITL_TARGET_MS = 80.0
+DEFAULT_KV_BUFFER = "1GiB"
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -184,7 +187,9 @@ class EngineArgs:
         least=1,
     )
     tensor_parallel_size: int | str = option(
-        1, "ranks that share each layer; auto is one for each NUMA node on a CPU, and 1 on a GPU"
+        1,
+        "ranks that share each layer, with cores or a GPU each; auto is one for each NUMA node on "
+        "a CPU, and 1 on a GPU",
     )
     pipeline_parallel_size: int = option(
         1,
@@ -192,13 +197,60 @@ class EngineArgs:
         "with tensor_parallel_size ranks",
         least=1,
     )
-    data_parallel_size: int = option(
-        1,
-        "replicas: whole copies of the engine on this machine, each with its part of the cores and "
-        "of the memory for KV, or a GPU of its own; of octavo serve only",
-        least=1,
+    stage_command: tuple[str, ...] = option(
+        (),
+        "command that reaches python on another machine, such as 'ssh node-2 "
+        "/opt/octavo/bin/python': a stage of the pipeline is run there; once for each stage but "
+        "the last one, in their order",
     )
-    enable_expert_parallel: bool = option(False, "devices that share the experts")
+    stage_address: str | None = option(
+        None,
+        "address of this machine that these stages connect to, HOST or HOST:PORT; default: "
+        "loopback, which no other machine reaches",
+    )
+    data_parallel_size: int | str = option(
+        1,
+        "replicas: whole copies of the engine, each with its part of this machine's cores and "
+        "memory for KV, or a GPU of its own; LEAST..MOST, such as 1..8, has them come and go with "
+        "the load; of octavo serve only",
+    )
+    distributed: str | None = option(
+        None,
+        "who places the replicas: ray, on the machines of a Ray cluster (octavo cluster); default: "
+        "they are on this machine; of octavo serve only",
+        ("ray",),
+    )
+    ray_address: str | None = option(
+        None,
+        "HOST:PORT of the Ray cluster; default: that of RAY_ADDRESS, or the one that octavo "
+        "cluster has started on this machine",
+    )
+    prefill_replicas: int = option(
+        0,
+        "of the replicas, the first so many compute prompts, and the others answers, to which the "
+        "KV of prompts is passed on; 0: each computes both",
+        least=0,
+    )
+    kv_buffer_size: int | str | None = option(
+        None,
+        "memory for KV on its way: what each of the prefill_replicas keeps for others, and what "
+        "each replica receives (default: 1GiB)",
+    )
+    enable_expert_parallel: bool = option(
+        False,
+        "each of the tensor_parallel_size ranks has whole experts of a model that has some, in "
+        "place of some rows of every expert",
+    )
+    expert_placement: str | None = option(
+        None,
+        "a file of `octavo place-experts` that says which ranks have which experts, of "
+        "enable_expert_parallel; default: equal numbers, in order",
+    )
+    save_expert_loads: str | None = option(
+        None,
+        "a file for the tokens that each expert of each layer gets, which is written at the end; "
+        "`octavo place-experts` reads it",
+    )
     speculative_config: str | Mapping[str, Any] | None = option(
         None,
         'how tokens are drafted, as JSON: {"method": "auto"}; answers stay the same, on a '
@@ -222,8 +274,9 @@ class EngineArgs:
     )
     batch_invariant: bool = option(
         False,
-        "a request's tokens have the same bits whatever runs beside it, which costs a GPU speed; "
-        "on a CPU, in float32, they always have",
+        "a request's tokens have the same bits whatever runs beside it, and on GPUs however many "
+        "share each layer (1, 2, 4 or 8), which costs them speed; on a CPU, in float32, they "
+        "always have",
     )
     threads: int | None = option(
         None, "CPU threads; default: all that this process may use", least=1
@@ -245,6 +298,9 @@ class EngineArgs:
         if self.max_model_len not in (None, "auto"):
             check_number("max_model_len", self.max_model_len, 2)
         parse_ranks(self.tensor_parallel_size)
+        parse_replicas(self.data_parallel_size)
+        if self.ray_address is not None and self.distributed != "ray":
+            raise ConfigError("ray_address is of distributed ray, which is not asked for")
         if not (isinstance(self.device, str) and _DEVICE.fullmatch(self.device)):
             raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
@@ -257,9 +313,11 @@ class EngineArgs:
             raise ConfigError(f"swap_space must be at least 0, not {self.swap_space!r}")
         if self.kv_offload is not None:
             parse_folder(self.kv_offload)
+        self._check_roles()
         self.speculation()  # raises if it is wrong
         self._check_sink_windows()
-        self._refuse_unsupported()
+        self._check_stages()
+        self._check_experts()
 
     @property
     def asked_model_len(self) -> int | None:
@@ -309,22 +367,121 @@ class EngineArgs:
             if is_there:
                 raise ConfigError(f"{asked} and {other} do not go together: leave out one of them")
 
-    def _refuse_unsupported(self) -> None:
-        """Raise ConfigError for a setting that would have no effect; none is ignored."""
-        for name, only in (("enable_expert_parallel", False),):
-            if getattr(self, name) != only:
+    def _check_stages(self) -> None:
+        """Raise ConfigError for stages on other machines that do not fit the other settings."""
+        # From JSON, it is a list.
+        commands = tuple(self.stage_command)
+        object.__setattr__(self, "stage_command", commands)
+        if not commands:
+            if self.stage_address is not None:
                 raise ConfigError(
-                    f"{name}={getattr(self, name)!r} is not supported in this version of octavo: "
-                    f"leave it at {only!r}"
+                    "stage_address is where stages on other machines connect to, and "
+                    "stage_command names none"
                 )
+            return
+        parse_address(self.stage_address or "localhost")
+        if self.pipeline_parallel_size != len(commands) + 1:
+            raise ConfigError(
+                f"stage_command names the machines of {len(commands)} stages, and the last one is "
+                f"here: pipeline_parallel_size must be {len(commands) + 1}, not "
+                f"{self.pipeline_parallel_size}"
+            )
+        if self.tensor_parallel_size != 1:
+            raise ConfigError(
+                f"tensor_parallel_size={self.tensor_parallel_size}: the ranks that share a layer "
+                "meet four times in it, which takes them longer over a network than the layer "
+                "itself: leave it at 1, and give more stages, or more threads to each"
+            )
+        if self.replicas.most > 1:
+            raise ConfigError(
+                f"data_parallel_size={self.data_parallel_size}: replicas would share the machines "
+                "of stage_command; leave it at 1, and start a server for each"
+            )
+        if self.distributed is not None:
+            raise ConfigError(
+                f"distributed={self.distributed} places an engine on one machine, and "
+                "stage_command names others for its stages: leave out one of them"
+            )
+
+    def _check_experts(self) -> None:
+        if self.save_expert_loads is not None and self.replicas.most > 1:
+            raise ConfigError(
+                f"save_expert_loads: {self.replicas.most} replicas would write the same file; "
+                "save those of one engine, with data_parallel_size=1"
+            )
+        if self.expert_placement is not None and not self.enable_expert_parallel:
+            raise ConfigError(
+                "expert_placement is of enable_expert_parallel, which is off: turn it on, or leave "
+                "out the placement"
+            )
+        if self.enable_expert_parallel and self.tensor_parallel_size == 1:
+            raise ConfigError(
+                "enable_expert_parallel: the ranks that share the experts are those of "
+                "tensor_parallel_size, which is 1: raise it, or leave experts together"
+            )
+
+    def _check_roles(self) -> None:
+        """Raise ConfigError if prompts and answers cannot be computed apart."""
+        if not self.prefill_replicas:
+            if self.kv_buffer_size is not None:
+                raise ConfigError("kv_buffer_size means nothing without prefill_replicas")
+            return
+        asked = f"prefill_replicas={self.prefill_replicas}"
+        if self.replicas.is_elastic or self.distributed is not None:
+            raise ConfigError(
+                f"{asked}: replicas with roles neither come and go, nor are they placed by "
+                "distributed: give one number as data_parallel_size, and leave distributed out"
+            )
+        if self.prefill_replicas >= self.replicas.least:
+            raise ConfigError(
+                f"{asked} of data_parallel_size={self.data_parallel_size} replicas leaves none for "
+                f"answers: set data_parallel_size to {self.prefill_replicas + 1} or more"
+            )
+        if not self.enable_prefix_caching:
+            raise ConfigError(f"{asked}: KV is found by its prefix: leave enable_prefix_caching on")
+        if self.kv_offload is not None:
+            raise ConfigError(f"{asked} and kv_offload do not go together: leave out one of them")
+        if self.tensor_parallel_size not in (1, AUTO):
+            raise ConfigError(
+                f"{asked} and tensor_parallel_size={self.tensor_parallel_size} do not go together: "
+                "each rank has a part of the KV, and one would pass on its own alone; leave it at 1"
+            )
+        if self.pipeline_parallel_size > 1:
+            raise ConfigError(
+                f"{asked} and pipeline_parallel_size={self.pipeline_parallel_size} do not go "
+                "together: each stage has a part of the KV; leave it at 1"
+            )
+        self.kv_buffer_bytes  # noqa: B018 - checks it
+
+    @property
+    def kv_buffer_bytes(self) -> int:
+        """``kv_buffer_size`` in bytes, or its default."""
+        return parse_bytes(
+            DEFAULT_KV_BUFFER if self.kv_buffer_size is None else self.kv_buffer_size
+        )
+
+    @property
+    def replicas(self) -> ReplicaRange:
+        """``data_parallel_size``, read."""
+        return parse_replicas(self.data_parallel_size)
+
+    @property
+    def has_replicas(self) -> bool:
+        """True if a server has its engines behind a router, be it one of them or many."""
+        return self.replicas.most > 1 or self.distributed is not None
 
     def refuse_replicas(self) -> None:
         """Raise ConfigError if several replicas are asked for, where there is one engine."""
-        if self.data_parallel_size > 1:
+        if self.replicas.most > 1:
             raise ConfigError(
                 f"data_parallel_size={self.data_parallel_size}: only a server has several replicas:"
                 f" octavo serve {self.model} --data-parallel-size {self.data_parallel_size}; leave "
                 "it at 1 here"
+            )
+        if self.distributed is not None:
+            raise ConfigError(
+                f"distributed={self.distributed}: only a server has its engines placed by others: "
+                f"octavo serve {self.model} --distributed {self.distributed}; leave it out here"
             )
 
     def serving(self) -> EngineArgs:
@@ -542,9 +699,10 @@ def _offload(
     args: EngineArgs, capacity: Capacity, windows: Windows, block_bytes: int
 ) -> OffloadConfig | None:
     """Return the store of evicted blocks; None for none. ConfigError if they cannot be kept."""
-    if args.kv_offload is None and not args.swap_space:
+    if args.kv_offload is None and not args.swap_space and not args.prefill_replicas:
         return None
-    name = "swap_space" if args.kv_offload is None else "kv_offload"
+    name = "prefill_replicas" if args.prefill_replicas else "swap_space"
+    name = name if args.kv_offload is None else "kv_offload"
     if not args.enable_prefix_caching:
         raise ConfigError(f"{name} is for the prefix cache: leave enable_prefix_caching on")
     if capacity.state_bytes:
@@ -558,6 +716,12 @@ def _offload(
     num_places = int(args.swap_space * GIB) // block_bytes
     if args.swap_space and num_places < 1:
         raise ConfigError(f"swap_space must hold at least one block of {block_bytes:,} bytes")
+    if args.prefill_replicas:
+        num_arriving = args.kv_buffer_bytes // block_bytes
+        if num_arriving < 1:
+            raise ConfigError(f"kv_buffer_size must hold a block of {block_bytes:,} bytes or more")
+        num_places = max(num_places, num_arriving)
+        return OffloadConfig(num_places, block_bytes, keeps_memory=True, is_transferred=True)
     num_useful = most_blocks(windows, HOST_CACHE_TOKENS, args.block_size, step_tokens=0)
     return OffloadConfig(
         num_places or default_host_blocks(num_useful, block_bytes),
@@ -570,6 +734,8 @@ def _offload(
 
 def _described(offload: OffloadConfig, device: str) -> str:
     memory = f"{offload.num_places * offload.block_bytes / GIB:.2f} GiB of host memory"
+    if offload.is_transferred:
+        return f"KV from other replicas, and evicted KV: {memory}"
     if offload.folder is not None:
         return (
             f"evicted KV: up to {offload.max_bytes / GIB:.2f} GiB in {offload.folder}, "

@@ -1,4 +1,4 @@
-"""Settings of KV offload to a folder of limited size and to host memory."""
+"""Settings of KV offload to a folder of limited size, to host memory, and to other replicas."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class OffloadConfig:
         num_places: blocks of host memory. block_bytes: of each.
         folder: on a disk, None for none. max_bytes: the most that its files may take.
         keeps_memory: host memory was asked for, and is of use without the folder too.
+        is_transferred: replicas pass blocks on to each other, through host memory.
     """
 
     num_places: int
@@ -26,6 +27,7 @@ class OffloadConfig:
     folder: Path | None = None
     max_bytes: int = 0
     keeps_memory: bool = False
+    is_transferred: bool = False
 
 
 def default_host_blocks(num_useful: int, block_bytes: int) -> int:

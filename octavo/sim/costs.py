@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from octavo.core.batch import Batch, ScheduledRequest
+from octavo.cost.pipeline import StageTimes
 from octavo.cost.step_cost import StepModel
 
 BatchCost = Callable[[Batch], float]  # seconds
+BatchStageCost = Callable[[Batch], StageTimes]
 
 
 class BatchCosts(NamedTuple):

@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from octavo.base.errors import ConfigError, QueueFullError, RequestError
-from octavo.core.batch import Batch, ScheduledRequest
+from octavo.core.disaggregation import LongerThan, PrefillRule, Role, able_to
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.sim.agenda import Agenda
-from octavo.sim.costs import BatchCost
 from octavo.sim.replica import Replica, ReplicaSpec, ReplicaStepTimes, ReplicaTotals, check_drafts
 from octavo.sim.request import SimRequest
-from octavo.sim.router import Routing, check_router, routing_named
+from octavo.sim.router import Routing, check_router, routings_named
 from octavo.sim.settings import Outage
 
 
@@ -28,10 +27,12 @@ class Disaggregation:
 
     Args:
         transfer_seconds: until the KV of so many tokens is where the answer is computed.
+        rule: which prompts; by default all.
     """
 
     num_prefill: int
     transfer_seconds: Callable[[int], float]
+    rule: PrefillRule = LongerThan(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +94,22 @@ class Fleet:
         self._on_end = on_end
         self._apart = spec.disaggregation
         self._sim_requests: dict[str, SimRequest] = {}
-        num_first = spec.num_replicas if self._apart is None else self._apart.num_prefill
-        specs = [spec.replica] * num_first
-        specs += [_for_answers(spec.replica)] * (spec.num_replicas - num_first)
+        roles: list[Role | None] = [None] * spec.num_replicas
+        kinds: list[Role | None] = [None]
+        if self._apart is not None:
+            num_prefill = self._apart.num_prefill
+            roles = [Role.PREFILL] * num_prefill
+            roles += [Role.DECODE] * (spec.num_replicas - num_prefill)
+            kinds = [Role.PREFILL, Role.DECODE]
         self.replicas = [
-            Replica(f"replica {index}", each, agenda, self, watch)
-            for index, each in enumerate(specs)
+            Replica(f"replica {index}", spec.replica, agenda, self, watch, role)
+            for index, role in enumerate(roles)
         ]
-        firsts, seconds = self.replicas[:num_first], self.replicas[num_first:]
-        self._first = _Pool(firsts, routing_named(spec.router, firsts))
-        self._second = _Pool(seconds, routing_named(spec.router, seconds))
-        self._pools = (self._first, self._second)
+        routings = routings_named(spec.router, self.replicas, len(kinds))
+        self._pools = [
+            _Pool(kind, self.replicas, routing)
+            for kind, routing in zip(kinds, routings, strict=True)
+        ]
         for outage in spec.outages:
             self._plan(outage)
 
@@ -111,8 +117,21 @@ class Fleet:
         """Queue a request at a replica. What comes of it, even a refusal, is reported later."""
         sim_request.times_sent += 1
         self._sim_requests[sim_request.prompt.request_id] = sim_request
-        max_tokens = sim_request.num_missing if self._apart is None else 1
-        self._add(self._first, sim_request, sim_request.token_ids, max_tokens)
+        request = self._request(sim_request, sim_request.token_ids, sim_request.num_missing)
+        if self._goes_apart(request):
+            request = self._request(sim_request, sim_request.token_ids, max_tokens=1)
+            self._pools[0].add(sim_request, request)
+        else:
+            self._pools[-1].add(sim_request, request)
+
+    def _goes_apart(self, request: Request) -> bool:
+        """Return whether a prefill replica computes the prompt of a request."""
+        first, *others = self._pools
+        if self._apart is None or not any(able.role is first.role for able in first.able):
+            return False
+        (second,) = others
+        decode_replicas = second.able
+        return second.routing.goes_apart(request, self._apart.rule, decode_replicas)
 
     def abort(self, sim_request: SimRequest) -> None:
         """Stop serving a request whose client has hung up."""
@@ -167,10 +186,8 @@ class Fleet:
         for pool in self._pools:
             pool.routing.ended(request.request_id)
 
-    def _add(
-        self, pool: _Pool, sim_request: SimRequest, token_ids: list[int], max_tokens: int
-    ) -> None:
-        request = Request(
+    def _request(self, sim_request: SimRequest, token_ids: list[int], max_tokens: int) -> Request:
+        return Request(
             sim_request.prompt.request_id,
             token_ids,
             _params(max_tokens),
@@ -179,7 +196,6 @@ class Fleet:
             tenant=sim_request.prompt.tenant,
             seed=sim_request.number,
         )
-        pool.add(sim_request, request)
 
     def _is_first_token_of_more(self, sim_request: SimRequest, request: Request) -> bool:
         """True if a request that has ended was for the prompt and the first token alone."""
@@ -190,7 +206,8 @@ class Fleet:
         """Continue an answer where the KV of its prompt has arrived."""
         if not sim_request.is_over and sim_request.times_sent == attempt:
             known = sim_request.token_ids + sim_request.output
-            self._add(self._second, sim_request, known, sim_request.num_missing)
+            request = self._request(sim_request, known, sim_request.num_missing)
+            self._pools[-1].add(sim_request, request, has_kv=True)
 
     def _plan(self, outage: Outage) -> None:
         self._agenda.at(outage.at_s, lambda: self._fail(outage))
@@ -214,21 +231,31 @@ class Fleet:
 
 
 class _Pool:
-    """Replicas that do the same work, and the requests that wait since none of them is up."""
+    """Replicas that do the same work, and the requests that wait since no replica is up.
 
-    def __init__(self, replicas: Sequence[Replica], routing: Routing):
+    Args:
+        replicas: all of the fleet: where those of the role are down, others do its work.
+    """
+
+    def __init__(self, role: Role | None, replicas: Sequence[Replica], routing: Routing):
         self._replicas = replicas
+        self.role = role
         self.routing = routing
-        self._waiting: dict[str, tuple[SimRequest, Request]] = {}
+        self._waiting: dict[str, tuple[SimRequest, Request, bool]] = {}
 
-    def add(self, sim_request: SimRequest, request: Request) -> None:
-        up = [replica for replica in self._replicas if replica.is_up]
-        if not up:
-            self._waiting[request.request_id] = (sim_request, request)
+    @property
+    def able(self) -> list[Replica]:
+        """The replicas that take its requests now."""
+        return able_to(self.role, self._replicas)
+
+    def add(self, sim_request: SimRequest, request: Request, *, has_kv: bool = False) -> None:
+        able = self.able
+        if not able:
+            self._waiting[request.request_id] = (sim_request, request, has_kv)
             return
-        chosen = self.routing.choose(request, up)
+        chosen = self.routing.choose(request, able, request.num_prompt_tokens if has_kv else 0)
         sim_request.replica = chosen.name
-        chosen.add(request)
+        chosen.add(request, has_kv=has_kv)
 
     def abort(self, sim_request: SimRequest) -> None:
         self._waiting.pop(sim_request.prompt.request_id, None)
@@ -238,44 +265,8 @@ class _Pool:
 
     def send_those_who_wait(self) -> None:
         waiting, self._waiting = self._waiting, {}
-        for sim_request, request in waiting.values():
-            self.add(sim_request, request)
-
-
-def _for_answers(spec: ReplicaSpec) -> ReplicaSpec:
-    """Return a replica that receives the KV of prompts, and admits each of them at once."""
-    limits = spec.config.scheduler
-    limits = replace(
-        limits,
-        max_num_batched_tokens=limits.max_model_len * limits.max_num_seqs,
-        target_step_seconds=0.0,
-    )
-    return replace(
-        spec, cost=_WithoutPrompts(spec.cost), config=replace(spec.config, scheduler=limits)
-    )
-
-
-class _WithoutPrompts:
-    """Cost of a step where the KV of prompts comes from elsewhere. The KV of a preempted request is
-    lost, and has to be computed."""
-
-    def __init__(self, cost: BatchCost):
-        self._cost = cost
-
-    def __call__(self, batch: Batch) -> float:
-        items = tuple(item for item in map(_without_prompt, batch.items) if item is not None)
-        return self._cost(replace(batch, items=items)) if items else 0.0
-
-
-def _without_prompt(item: ScheduledRequest) -> ScheduledRequest | None:
-    """Return what is left to compute of an item: of its known tokens, only the last has come
-    without KV."""
-    request = item.request
-    first = request.num_prompt_tokens - 1
-    if request.num_preemptions or item.start >= first:
-        return item
-    num_tokens = item.start + item.num_tokens - first
-    return replace(item, start=first, num_tokens=num_tokens) if num_tokens > 0 else None
+        for sim_request, request, has_kv in waiting.values():
+            self.add(sim_request, request, has_kv=has_kv)
 
 
 @lru_cache(maxsize=4096)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.base.errors import ConfigError
+from octavo.core.disaggregation import HAND_OVER_SECONDS, LongerThan, PrefillRule
 from octavo.core.lookahead import MAX_MULTI_STEPS
+from octavo.core.scheduler import SchedulerConfig
 from octavo.cost.engine_profile import EngineProfile, Limits, profile
 from octavo.cost.find_device import find_device, ranks_of
 from octavo.cost.hardware import Device
@@ -18,9 +20,11 @@ from octavo.cost.measured_steps import MeasuredSteps, calibrated
 from octavo.cost.memory import MemoryPlan, memory
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.parallel import Parallel
+from octavo.cost.pipeline import Pipeline
 from octavo.cost.precision import Precision, precision_of
 from octavo.cost.rank import rank_model
 from octavo.cost.step_cost import StepModel
+from octavo.offload.restore_rule import predicted_prefill_rule
 from octavo.runtime.capacity import Capacity
 from octavo.settings.engine import EngineArgs, EngineConfig, parse_bytes, resolve
 from octavo.sim.costs import BatchCost, batch_costs
@@ -60,20 +64,30 @@ def simulated_fleet(
     placement = _place(spec, settings, engine)
     config = _engine_config(placement, engine)
     is_eager = bool(engine.get("enforce_eager"))
-    cost = _step_cost(placement, config, measured, is_eager=is_eager)
+    steps = _step_model(placement, measured, is_eager=is_eager)
+    cost: BatchCost = steps.seconds
+    if measured is not None:
+        cost = batch_costs(steps, config.cache.block_size).value
     fleet = FleetSpec(
-        # The stages of a pipeline work on a batch each.
-        ReplicaSpec(config, cost, depth=placement.parallel.pp),
+        _replica(placement, config, cost, is_eager=is_eager),
         placement.replicas * placement.parallel.dp,
         settings.router,
         settings.outages,
-        _disaggregation(settings, kv_bytes_per_token(spec, placement.precision)),
+        disaggregation(
+            settings.prefill_replicas,
+            kv_bytes_per_token(spec, placement.precision)
+            / ((settings.transfer_gb_s or TRANSFER_GB_S) * 1e9),
+            steps,
+            config.scheduler,
+            settings.max_local_prefill_length,
+        ),
     )
     return fleet, _setting_json(placement, settings, config, measured)
 
 
 def _place(spec: ModelSpec, settings: FleetSettings, engine: Mapping[str, Any]) -> _Placement:
-    device, count = ranks_of(*find_device(settings.hardware), settings.tp)
+    ranks = (settings.tp or 1) * settings.pp * settings.dp
+    device, count = ranks_of(*find_device(settings.hardware), ranks)
     parallel, replicas = spread_over_devices(
         count,
         tp=settings.tp,
@@ -120,7 +134,8 @@ def _engine_config(placement: _Placement, engine: Mapping[str, Any]) -> EngineCo
         kv_bytes_per_token=int(held.kv_bytes_per_token),
         kv_memory_bytes=max(0, held.kv_bytes),
         kv_dtype=placement.precision.kv.name,
-        max_multi_steps=MAX_MULTI_STEPS if is_ours and on_cpu else 1,
+        # Tokens of a pipeline come back to its first stage only after a step.
+        max_multi_steps=MAX_MULTI_STEPS if is_ours and on_cpu and placement.parallel.pp == 1 else 1,
     )
     return resolve(args, capacity)
 
@@ -143,27 +158,59 @@ def _engine_settings(placement: _Placement, engine: Mapping[str, Any]) -> dict[s
     return settings
 
 
-def _step_cost(
-    placement: _Placement,
-    config: EngineConfig,
-    measured: MeasuredSteps | None,
-    *,
-    is_eager: bool,
-) -> BatchCost:
+def _replica(
+    placement: _Placement, config: EngineConfig, cost: BatchCost, *, is_eager: bool
+) -> ReplicaSpec:
+    if placement.parallel.pp == 1:
+        return ReplicaSpec(config, cost)
+    pipeline = Pipeline.of(
+        placement.spec,
+        placement.precision,
+        placement.parallel,
+        placement.device,
+        placement.profile.name,
+        eager=is_eager,
+    )
+    # Stages work on a batch each.
+    return ReplicaSpec(
+        config, pipeline.seconds, depth=placement.parallel.pp, stage_cost=pipeline.times
+    )
+
+
+def _step_model(
+    placement: _Placement, measured: MeasuredSteps | None, *, is_eager: bool
+) -> StepModel:
     ranks = rank_model(placement.spec, placement.precision, placement.parallel)
     if measured is None:
-        model = StepModel.of(ranks, placement.device, placement.profile.name, eager=is_eager)
-        return model.seconds
-    model = calibrated(ranks, placement.device, measured)
-    return batch_costs(model, config.cache.block_size).value
+        return StepModel.of(ranks, placement.device, placement.profile.name, eager=is_eager)
+    return calibrated(ranks, placement.device, measured)
 
 
-def _disaggregation(settings: FleetSettings, kv_bytes: float) -> Disaggregation | None:
-    """``kv_bytes``: of one token, which go from a prefill replica to a decode replica."""
-    if not settings.prefill_replicas:
+def disaggregation(
+    num_prefill: int,
+    token_seconds: float,
+    steps: StepModel,
+    limits: SchedulerConfig,
+    most_local: int | None = None,
+) -> Disaggregation | None:
+    """Return how prompts are computed apart; None for no prefill replicas.
+
+    Args:
+        token_seconds: of passing on the KV of a token.
+        steps: by whose time prompts stay where they are answered, if ``most_local`` does not say.
+    """
+    if not num_prefill:
         return None
-    seconds_per_token = kv_bytes / ((settings.transfer_gb_s or TRANSFER_GB_S) * 1e9)
-    return Disaggregation(settings.prefill_replicas, lambda tokens: tokens * seconds_per_token)
+    rule: PrefillRule
+    if most_local is not None:
+        rule = LongerThan(most_local)
+    else:
+        rule = predicted_prefill_rule(
+            steps, limits.max_num_batched_tokens, limits.max_model_len, token_seconds
+        )
+    return Disaggregation(
+        num_prefill, lambda tokens: HAND_OVER_SECONDS + tokens * token_seconds, rule
+    )
 
 
 def _setting_json(

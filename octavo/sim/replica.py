@@ -5,24 +5,29 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from octavo.assembly.engine import build_engine
 from octavo.base.errors import ConfigError, EngineError, RequestError
 from octavo.core.batch import Batch
 from octavo.core.clock import VirtualClock
+from octavo.core.disaggregation import Role
 from octavo.core.drafting import DraftProposer
 from octavo.core.engine import Engine, EngineStep
 from octavo.core.request import Request
-from octavo.executor.simulated import SimulatedExecutor
+from octavo.cost.pipeline import StageTimes
+from octavo.executor.simulated import SimulatedExecutor, StageSpan
 from octavo.settings.engine import EngineConfig
 from octavo.settings.speculation import SpeculativeConfig
 from octavo.sim.agenda import Agenda
-from octavo.sim.costs import BatchCost
+from octavo.sim.arrived_kv import ArrivedKV
+from octavo.sim.costs import BatchCost, BatchStageCost
 from octavo.speculation.synthetic import SyntheticProposer
 
 if TYPE_CHECKING:
     from octavo.runtime.acceptance import SyntheticAcceptance
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,8 @@ class ReplicaSpec:
     Args:
         config: of its engine, as of a real one; ``config.cache.num_blocks`` is the KV pool.
         cost: seconds of a step.
-        depth, feeds_tokens, host_seconds: how steps overlap; see ``SimulatedExecutor``.
+        depth, feeds_tokens, host_seconds, stage_cost: how steps overlap; see
+            ``SimulatedExecutor``.
     """
 
     config: EngineConfig
@@ -40,6 +46,7 @@ class ReplicaSpec:
     depth: int = 1
     feeds_tokens: bool = False
     host_seconds: float = 0.0
+    stage_cost: BatchStageCost | None = None
 
 
 @dataclass(slots=True)
@@ -58,15 +65,18 @@ class ReplicaTotals:
     draft_tokens: int = 0
     draft_tokens_accepted: int = 0
     num_failures: int = 0
+    role: Role | None = None
 
 
 class ReplicaStepTimes(NamedTuple):
-    """A step of a replica, with the moments at which it began and ended."""
+    """A step of a replica, with the moments at which it began and ended; of a pipeline, also those
+    at which each stage computed it."""
 
     replica: str
     begun: float
     ended: float
     step: EngineStep
+    stages: tuple[StageSpan, ...] = ()
 
 
 class ReplicaListener(Protocol):
@@ -91,6 +101,7 @@ class Replica:
 
     Args:
         watch: called with every step that has ended; None costs nothing.
+        role: None where each replica computes whole requests.
     """
 
     def __init__(
@@ -100,25 +111,28 @@ class Replica:
         agenda: Agenda,
         listener: ReplicaListener,
         watch: Callable[[ReplicaStepTimes], None] | None = None,
+        role: Role | None = None,
     ):
         self.name = name
+        self.role = role
         self.spec = spec
         self.is_up = True
         self.requests: dict[str, Request] = {}  # unfinished ones
         self._agenda = agenda
         self._listener = listener
         self._watch = watch
-        self._totals = ReplicaTotals(name)
+        self._totals = ReplicaTotals(name, role=role)
         self._start_engine()
 
     def _start_engine(self) -> None:
         spec, speculation = self.spec, self.spec.config.speculation
         self._clock = VirtualClock()
-        self._cost = _CheckedCost(spec.cost)
+        self._cost = _CheckedCost(spec.cost, spec.stage_cost)
         self._inbox: list[Callable[[], object]] = []
-        self._begun: deque[float] = deque()  # of the steps in flight
+        # Of the steps in flight: when each was begun, by the engine and by each stage.
+        self._begun: deque[tuple[float, tuple[StageSpan, ...]]] = deque()
         self._awaits_step = False
-        executor = SimulatedExecutor(
+        self._executor = executor = SimulatedExecutor(
             self._cost,
             self._clock,
             spec.config.cache.num_blocks,
@@ -126,20 +140,29 @@ class Replica:
             spec.depth,
             feeds_tokens=spec.feeds_tokens,
             host_seconds=spec.host_seconds,
+            stage_cost=None if spec.stage_cost is None else self._cost.of_stages,
             accept=None if speculation is None else acceptance(speculation).path,
         )
         proposer = None if speculation is None else draft_proposer(speculation)
-        self.engine = build_engine(spec.config, executor, self._clock, proposer)
+        self._arrived: ArrivedKV | None = None
+        if self.role is not None:
+            cache = spec.config.cache
+            self._arrived = ArrivedKV(cache.num_blocks, cache.block_size, cache.windows)
+        self.engine = build_engine(spec.config, executor, self._clock, proposer, self._arrived)
 
     # -- from outside ------------------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, *, has_kv: bool = False) -> None:
+        """Send it a request. ``has_kv``: the KV of its tokens has arrived from another replica."""
         self.requests[request.request_id] = request
+        if has_kv and self._arrived is not None:
+            self._arrived.arrive(request.request_id)
         self._tell(lambda: self._add(request))
 
     def abort(self, request_id: str) -> None:
         """Stop a request: nothing more of it is delivered."""
         if self.requests.pop(request_id, None) is not None:
+            self._forget_kv(request_id)
             self._tell(lambda: self.engine.abort(request_id))
 
     def fail(self) -> list[Request]:
@@ -162,21 +185,25 @@ class Replica:
             if not self.engine.begin_step():
                 break
             self._cost.check()
-            self._begun.append(begun)
+            self._begun.append((begun, self._executor.last_stages))
         engine, ends = self.engine, self.engine.next_result_at
         if ends is not None:
             self._awaits_step = True
             self._agenda.at(ends, lambda: self._finish(engine))
 
     def totals(self) -> ReplicaTotals:
-        """Return the counters so far, those of engines before a failure included."""
+        """Return the counters so far, those of engines before a failure included. KV that has
+        arrived is no hit of the prefix cache."""
         before, scheduler = self._totals, self.engine.scheduler
         drafts = scheduler.drafts
+        arrived = 0 if self._arrived is None else self._arrived.num_tokens
+        queried = scheduler.prefix_tokens_queried - arrived
+        hit = scheduler.prefix_tokens_hit - arrived
         return replace(
             before,
             num_preemptions=before.num_preemptions + scheduler.num_preemptions,
-            prefix_tokens_queried=before.prefix_tokens_queried + scheduler.prefix_tokens_queried,
-            prefix_tokens_hit=before.prefix_tokens_hit + scheduler.prefix_tokens_hit,
+            prefix_tokens_queried=before.prefix_tokens_queried + queried,
+            prefix_tokens_hit=before.prefix_tokens_hit + hit,
             num_drafts=before.num_drafts + drafts.num_drafts,
             draft_tokens=before.draft_tokens + drafts.num_tokens,
             draft_tokens_accepted=before.draft_tokens_accepted + drafts.num_accepted,
@@ -197,6 +224,7 @@ class Replica:
             self.engine.add(request)
         except RequestError as error:
             del self.requests[request.request_id]
+            self._forget_kv(request.request_id)
             refusal = error
             self._agenda.at(self._agenda.now, lambda: self._listener.refused(request, refusal))
 
@@ -206,13 +234,13 @@ class Replica:
             return  # the engine has failed meanwhile
         step, now = engine.finish_step(), self._agenda.now
         self._awaits_step = False
-        begun, totals = self._begun.popleft(), self._totals
+        (begun, stages), totals = self._begun.popleft(), self._totals
         totals.num_steps += 1
         totals.tokens_computed += step.stats.num_tokens
         totals.busy_s += now - max(begun, totals.last_step_s)
         totals.last_step_s = now
         if self._watch is not None:
-            self._watch(ReplicaStepTimes(self.name, begun, now, step))
+            self._watch(ReplicaStepTimes(self.name, begun, now, step, stages))
         self._deliver(step, now)
         commands, self._inbox = self._inbox, []
         for command in commands:
@@ -227,20 +255,32 @@ class Replica:
             received(request, update.new_token_ids, now)
             if request.finish_reason is not None:
                 del requests[request.request_id]
+                self._forget_kv(request.request_id)
                 self._listener.ended(request, now)
+
+    def _forget_kv(self, request_id: str) -> None:
+        if self._arrived is not None:
+            self._arrived.forget(request_id)
 
 
 class _CheckedCost:
     """The cost of steps, whose errors are kept: raised within the engine, they would be blamed on
     the requests of the step, which would fail one after the other."""
 
-    def __init__(self, cost: BatchCost):
-        self._cost = cost
+    def __init__(self, cost: BatchCost, stage_cost: BatchStageCost | None = None):
+        self._cost, self._stage_cost = cost, stage_cost
         self._error: Exception | None = None
 
     def __call__(self, batch: Batch) -> float:
+        return self._kept(self._cost, batch)
+
+    def of_stages(self, batch: Batch) -> StageTimes:
+        assert self._stage_cost is not None
+        return self._kept(self._stage_cost, batch)
+
+    def _kept(self, cost: Callable[[Batch], T], batch: Batch) -> T:
         try:
-            return self._cost(batch)
+            return cost(batch)
         except Exception as error:
             self._error = error
             raise

@@ -8,12 +8,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from octavo.core.disaggregation import Role
 from octavo.measure.load_report import LoadReport, create_report
+from octavo.measure.metrics import latency_values
 from octavo.measure.results import write_json, write_text
 from octavo.measure.serve_report import ServeSummary, to_json, to_text
 from octavo.measure.slo import RequestSlo
+from octavo.measure.statistics import percentile
 from octavo.sim.replica import ReplicaTotals
 from octavo.sim.simulation import SimulationResult
+from octavo.sim.stage_timeline import StageTimeline
 from octavo.sim.tenant_report import tenants, tenants_text
 from octavo.sim.timeline import Timeline, series_csv, trace_json
 from octavo.workload.settings import LoadSettings
@@ -27,24 +31,33 @@ _PERCENTS = (90.0, 99.0)  # as `octavo bench serve` tells by default
 class SimulationReport:
     """A result, in the form of `octavo bench serve`.
 
-    ``setting``: what was simulated, as JSON: hardware, replicas, limits.
+    Args:
+        setting: what was simulated, as JSON: hardware, replicas, limits.
+        stages: of pipelines; None where there is none.
     """
 
     result: SimulationResult
     report: LoadReport
     summary: ServeSummary
     setting: Mapping[str, Any] = field(default_factory=dict)
+    stages: StageTimeline | None = None
 
     def as_json(self, *, is_detailed: bool = False) -> dict[str, Any]:
         """Return the keys of ``bench serve --json``, ``"simulated": true``, and "simulation"."""
         document = to_json(self.report, self.summary, is_detailed=is_detailed)
         document["simulated"] = True
-        document["simulation"] = {**self.setting, **_simulation_json(self.result)}
+        document["simulation"] = {
+            **self.setting,
+            **_simulation_json(self.result),
+            "pipeline": None if self.stages is None else self.stages.as_json(),
+        }
         return document
 
     def as_text(self) -> str:
         shown = ("ttft", "tpot", "itl", "e2el")
-        return to_text(self.report, self.summary, shown) + tenants_text(tenants(self.result))
+        said = to_text(self.report, self.summary, shown) + tenants_text(tenants(self.result))
+        stages = "" if self.stages is None else self.stages.as_text()
+        return "\n".join(filter(None, (said, roles_text(self.result), stages)))
 
     def write(self, folder: str | Path, timeline: Timeline) -> list[Path]:
         """Write result.json, series.csv and timeline.json, each whole or not at all; return their
@@ -72,6 +85,7 @@ def report_on(
     setting: Mapping[str, Any] | None = None,
     slo: RequestSlo | None = None,
     seed: int = 0,
+    stages: StageTimeline | None = None,
 ) -> SimulationReport:
     """Return the report on a simulation of requests that were sent as ``load`` says."""
     return SimulationReport(
@@ -91,6 +105,7 @@ def report_on(
             date=_BEGINNING,
         ),
         setting or {},
+        stages,
     )
 
 
@@ -104,8 +119,44 @@ def _simulation_json(result: SimulationResult) -> dict[str, Any]:
         "tenants": [each.as_json() for each in tenants(result)],
         "times_sent_again": sum(request.times_sent - 1 for request in result.requests),
         "replicas": [_replica_json(each, result.makespan_s) for each in result.replicas],
+        **({"roles": roles} if (roles := roles_json(result)) else {}),
     }
 
 
 def _replica_json(totals: ReplicaTotals, makespan_s: float) -> dict[str, Any]:
-    return {**asdict(totals), "idle_s": makespan_s - totals.busy_s}
+    known = {**asdict(totals), "idle_s": makespan_s - totals.busy_s}
+    role = known.pop("role")
+    return known if role is None else {**known, "role": role.value}
+
+
+# The latency that each role decides: prompts are apart so that neither makes the other longer.
+_DECIDES = {Role.PREFILL: "ttft", Role.DECODE: "tpot"}
+
+
+def roles_json(result: SimulationResult) -> dict[str, Any]:
+    """Return for each role its replicas, the share of time that they were busy, and the latency
+    that they decide, in ms; empty where each replica computes whole requests."""
+    values, found = latency_values(result.records), {}
+    for role, latency in _DECIDES.items():
+        busy = [each.busy_s for each in result.replicas if each.role is role]
+        if busy:
+            known = [each * 1e3 for each in values[latency]]
+            found[role.value] = {
+                "replicas": len(busy),
+                "busy": sum(busy) / len(busy) / result.makespan_s if result.makespan_s else 0.0,
+                **{
+                    f"p{percent}_{latency}_ms": percentile(known, percent) if known else None
+                    for percent in (50, 99)
+                },
+            }
+    return found
+
+
+def roles_text(result: SimulationResult) -> str:
+    """Return a line for each role; empty where there are none."""
+    lines = []
+    for (name, about), latency in zip(roles_json(result).items(), _DECIDES.values(), strict=False):
+        p50, p99 = (about[f"p{percent}_{latency}_ms"] for percent in (50, 99))
+        times = "" if p50 is None else f"; {latency.upper()} {p50:,.1f} ms, p99 {p99:,.1f} ms"
+        lines.append(f"{name}: {about['replicas']} replicas, {about['busy']:.0%} busy{times}\n")
+    return "".join(lines)

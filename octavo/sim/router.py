@@ -3,10 +3,12 @@ the engines' caches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from octavo.base.errors import ConfigError
+from octavo.core.disaggregation import PrefillRule, goes_apart
 from octavo.core.request import Request
 from octavo.core.routing import ROUTERS, Ask, Router, TrackedReplica, router_named
 from octavo.sim.replica import Replica
@@ -18,10 +20,16 @@ class Routing(Protocol):
     """Chooses a replica for each request, and is told what comes of it; by default the first one
     that is up."""
 
-    def choose(self, request: Request, replicas: Sequence[Replica]) -> Replica:
+    def choose(self, request: Request, replicas: Sequence[Replica], num_coming: int = 0) -> Replica:
         """Return one of the replicas that are up, of which there is at least one. The request is
-        then sent there."""
+        then sent there. ``num_coming``: its tokens whose KV comes from another replica."""
         return replicas[0]
+
+    def goes_apart(
+        self, request: Request, rule: PrefillRule, decode_replicas: Sequence[Replica]
+    ) -> bool:
+        """Return whether the prompt of a request is not computed by those that would answer it."""
+        return rule.is_apart(request.num_prompt_tokens, 0)
 
     def received(self, request: Request, num_tokens: int) -> None:
         """Note tokens of an answer."""
@@ -41,17 +49,32 @@ class OneReplica(Routing):
 
 
 class FrontRouting(Routing):
-    """Chooses as the front of a server does, by what it has sent and received."""
+    """Chooses as the front of a server does, by what it has sent and received.
 
-    def __init__(self, router: Router, replicas: Sequence[Replica]):
+    Args:
+        tracked: what is known of the replicas, by name, for all routings of a front.
+    """
+
+    def __init__(self, router: Router, tracked: Mapping[str, TrackedReplica]):
         self._router = router
-        self._tracked = {replica.name: _tracked(replica) for replica in replicas}
+        self._tracked = tracked
         self._sent_to: dict[str, TrackedReplica] = {}  # by request
 
-    def choose(self, request: Request, replicas: Sequence[Replica]) -> Replica:
-        up = [self._tracked[replica.name] for replica in replicas]
+    def _ask(self, request: Request, block_size: int, num_coming: int = 0) -> Ask:
         tokens = request.prompt_token_ids
-        ask = Ask.of(tokens, up[0].block_size) if self._router.uses_keys else Ask(len(tokens))
+        if not self._router.uses_keys:
+            return Ask(len(tokens), num_coming=num_coming)
+        return replace(Ask.of(tokens, block_size), num_coming=num_coming)
+
+    def goes_apart(
+        self, request: Request, rule: PrefillRule, decode_replicas: Sequence[Replica]
+    ) -> bool:
+        views = [self._tracked[replica.name] for replica in decode_replicas]
+        return goes_apart(self._ask(request, views[0].block_size), rule, views)
+
+    def choose(self, request: Request, replicas: Sequence[Replica], num_coming: int = 0) -> Replica:
+        up = [self._tracked[replica.name] for replica in replicas]
+        ask = self._ask(request, up[0].block_size, num_coming)
         chosen = self._router.choose(ask, up)
         chosen.sent(request.request_id, ask)
         self._sent_to[request.request_id] = chosen
@@ -78,7 +101,7 @@ class PrefixOracle(Routing):
     """Chooses the replica with the least work, as ``PrefixAware`` does, but sees the requests and
     the caches of all engines as they are, and knows no limit of the load. No front can."""
 
-    def choose(self, request: Request, replicas: Sequence[Replica]) -> Replica:
+    def choose(self, request: Request, replicas: Sequence[Replica], num_coming: int = 0) -> Replica:
         return min(replicas, key=lambda replica: self._work(request, replica))
 
     def _work(self, request: Request, replica: Replica) -> tuple[int, int]:
@@ -100,13 +123,15 @@ def check_router(name: str) -> None:
         raise ConfigError(f"{name!r} is no router: choose from {', '.join(ROUTERS)}, {ORACLE}")
 
 
-def routing_named(name: str, replicas: Sequence[Replica]) -> Routing:
-    """Return what chooses among replicas that do the same work, by the name of its rule."""
+def routings_named(name: str, replicas: Sequence[Replica], count: int = 1) -> list[Routing]:
+    """Return what chooses among replicas that do the same work, by the name of its rule: for so
+    many kinds of work."""
     if len(replicas) < 2:
-        return OneReplica()
+        return [OneReplica()]
     if name == ORACLE:
-        return PrefixOracle()
-    return FrontRouting(router_named(name), replicas)
+        return [PrefixOracle() for _ in range(count)]
+    tracked = {replica.name: _tracked(replica) for replica in replicas}
+    return [FrontRouting(router_named(name), tracked) for _ in range(count)]
 
 
 def _tracked(replica: Replica) -> TrackedReplica:

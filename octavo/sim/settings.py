@@ -72,7 +72,14 @@ class FleetSettings:
     )
     router: str = option("least_loaded", "how the replica of a request is chosen", ROUTER_NAMES)
     prefill_replicas: int = option(
-        0, "of the replicas, those that compute prompts only; the others then compute answers only"
+        0,
+        "of the replicas, those that compute prompts; the others then compute answers, and short "
+        "prompts",
+    )
+    max_local_prefill_length: int | None = option(
+        None,
+        "most tokens of a prompt that are computed where its answer is, what is cached there "
+        "deducted; default: as many as take less time than their KV to get there",
     )
     transfer_gb_s: float | None = option(
         None, "GB/s at which the KV of a prompt goes from the ones to the others; default: 50"
@@ -87,11 +94,13 @@ class FleetSettings:
         for name in ("tp", "replicas"):
             if getattr(self, name) is not None:
                 at_least(1, self, name)
-        if self.transfer_gb_s is not None:
-            if not self.prefill_replicas:
-                raise ConfigError("transfer_gb_s means nothing without prefill_replicas")
-            if not 0 < self.transfer_gb_s < math.inf:
-                raise ConfigError(f"transfer_gb_s must be above 0, not {self.transfer_gb_s}")
+        for name in ("transfer_gb_s", "max_local_prefill_length"):
+            if getattr(self, name) is not None and not self.prefill_replicas:
+                raise ConfigError(f"{name} means nothing without prefill_replicas")
+        if self.max_local_prefill_length is not None:
+            at_least(0, self, "max_local_prefill_length")
+        if self.transfer_gb_s is not None and not 0 < self.transfer_gb_s < math.inf:
+            raise ConfigError(f"transfer_gb_s must be above 0, not {self.transfer_gb_s}")
         self.outages  # noqa: B018 - checks them
 
     @property

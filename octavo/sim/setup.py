@@ -19,6 +19,7 @@ from octavo.sim.replica import ReplicaStepTimes
 from octavo.sim.report import SimulationReport, report_on
 from octavo.sim.settings import ClientSettings, FleetSettings
 from octavo.sim.simulation import Progress, simulate
+from octavo.sim.stage_timeline import StageTimeline
 from octavo.workload.plan import LoadPlan, PromptMaker, create_plan, create_requests
 from octavo.workload.settings import LoadSettings, Workload
 from octavo.workload.traces import KINDS, read_trace
@@ -67,6 +68,8 @@ class Simulation:
         progress: Progress | None = None,
     ) -> SimulationReport:
         """Simulate, and report on it; see ``simulate``."""
+        stages = None if self.fleet.replica.stage_cost is None else StageTimeline()
+        watch = _watched_by(watch, None if stages is None else stages.note)
         result = simulate(self.prompts, self.plan, self.fleet, watch=watch, progress=progress)
         return report_on(
             result,
@@ -76,7 +79,22 @@ class Simulation:
             setting=self.setting,
             slo=self.slo,
             seed=self.seed,
+            stages=stages,
         )
+
+
+Watch = Callable[[ReplicaStepTimes], None]
+
+
+def _watched_by(one: Watch | None, other: Watch | None) -> Watch | None:
+    if one is None or other is None:
+        return one or other
+
+    def both(times: ReplicaStepTimes) -> None:
+        one(times)
+        other(times)
+
+    return both
 
 
 def prepare(

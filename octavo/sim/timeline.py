@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from octavo.executor.simulated import StageSpan
 from octavo.sim.replica import ReplicaStepTimes
 from octavo.sim.request import SimRequest
 
@@ -34,6 +35,7 @@ class StepNote(NamedTuple):
     waiting: int
     kv_use: float  # share of the pool
     num_preempted: int
+    stages: tuple[StageSpan, ...] = ()  # of a pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Timeline:
                 stats.num_waiting,
                 stats.kv_utilisation,
                 stats.num_preempted,
+                times.stages,
             )
         )
 
@@ -96,7 +99,8 @@ class Timeline:
 
     def trace(self, requests: Sequence[SimRequest]) -> dict[str, Any]:
         """Return the run in Chrome's trace format, which https://ui.perfetto.dev opens: a track for
-        each replica with its steps, and one for each request with queue, prefill and decode."""
+        each replica with its steps, or for each of its stages, and one for each request with
+        queue, prefill and decode."""
         events = [*_names(self.steps, requests), *self._step_events()]
         for request in requests:
             events.extend(_request_events(request))
@@ -106,12 +110,16 @@ class Timeline:
         ended: dict[str, float] = {}
         tracks = _tracks(self.steps)
         for note in self.steps:
-            place = {"pid": _REPLICAS, "tid": tracks[note.replica]}
-            begun = max(note.begun, ended.get(note.replica, 0.0))  # steps may overlap
-            ended[note.replica] = note.ended
             figures = {"requests": note.num_seqs, "tokens": note.num_tokens}
             name = f"{note.num_seqs} x {note.num_tokens}"
-            yield _span(place, name, begun, note.ended, figures)
+            for track, span in zip(_track_names(note), note.stages, strict=False):
+                place = {"pid": _REPLICAS, "tid": tracks[track]}
+                yield _span(place, name, span.begun, span.ended, figures)
+            place = {"pid": _REPLICAS, "tid": tracks[_track_names(note)[-1]]}
+            if not note.stages:
+                begun = max(note.begun, ended.get(note.replica, 0.0))  # steps may overlap
+                ended[note.replica] = note.ended
+                yield _span(place, name, begun, note.ended, figures)
             state = {"running": note.running, "waiting": note.waiting}
             for counter, values in (("requests", state), ("KV", {"share": note.kv_use})):
                 yield {
@@ -191,8 +199,15 @@ def _round_span(least: float) -> float:
 
 
 def _tracks(steps: Iterable[StepNote]) -> dict[str, int]:
-    """Return a number for each replica."""
-    return {name: index for index, name in enumerate(sorted({note.replica for note in steps}))}
+    """Return a number for each replica, or for each of its stages."""
+    names = {name for note in steps for name in _track_names(note)}
+    return {name: index for index, name in enumerate(sorted(names))}
+
+
+def _track_names(note: StepNote) -> list[str]:
+    if not note.stages:
+        return [note.replica]
+    return [f"{note.replica} stage {index}" for index in range(len(note.stages))]
 
 
 def _names(steps: Iterable[StepNote], requests: Iterable[SimRequest]) -> Iterator[dict[str, Any]]:

@@ -261,6 +261,12 @@ def _memory_group(root: Path) -> tuple[int | None, int]:
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
+def boot_id(root: Path = Path("/")) -> str:
+    """Return what tells this start of this machine from all others: what has the same has the same
+    monotonic clock. Systems other than Linux do not say."""
+    return _read(root / "proc/sys/kernel/random/boot_id").strip()
+
+
 def has_parent_death_signal() -> bool:
     """Return whether prctl(PR_SET_PDEATHSIG) ends a process with the one that started it. Its
     number is part of Linux's interface, so the system's name is the only safe sign of it."""

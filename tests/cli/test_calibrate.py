@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from svg import texts_of
@@ -85,3 +88,56 @@ def test_requests_need_a_time(tiny_model, tmp_path, capsys):
     asked = ["validate", str(tiny_model), "--trace", str(tmp_path / "bad.jsonl"), *ENGINE]
     assert main(asked) == 1
     assert "bad.jsonl" in capsys.readouterr().err
+
+
+def test_the_loopback_is_measured_and_kept(home, capsys):
+    pytest.importorskip("cryptography", reason="connections between machines need certificates")
+    assert main(["calibrate", "--link", "loopback", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["name"] == "loopback"
+    assert 0 < document["latency_s"] <= document["latency_p99_s"]
+    assert json.loads((home / "calibrations" / "link-loopback.json").read_text()).items() <= (
+        document.items()
+    )
+
+
+def test_two_machines_measure_their_link_by_a_ticket(home, capsys, monkeypatch):
+    pytest.importorskip("cryptography", reason="connections between machines need certificates")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    listen = [sys.executable, "-m", "octavo", "calibrate", "--link", "listen"]
+    with subprocess.Popen(
+        [*listen, "--link-address", "127.0.0.1:0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as other:
+        monkeypatch.setenv("OCTAVO_LINK_TICKET", other.stdout.readline())
+        assert main(["calibrate", "--link", "connect"]) == 0
+        assert "has measured the link" in other.communicate()[1]
+        assert other.returncode == 0
+    said = capsys.readouterr().out
+    assert "the link to 127.0.0.1, one way" in said and "GB/s" in said
+    assert (home / "calibrations" / "link-127.0.0.1.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["some-model", "--link", "loopback"], "leave out MODEL"),
+        (["--link", "loopback", "--threads", "2"], "leave out --threads"),
+        (["--link", "listen", "--quick"], "leave out --quick"),
+        (["--link", "connect", "--link-address", "a"], "not of --link connect"),
+        (["--link-address", "a"], "--link-address is of --link listen"),
+        (["--link", "listen", "--link-address", "a:b"], "is no address"),
+    ],
+)
+def test_flags_of_links_that_do_not_fit_are_refused(flags, why, capsys):
+    assert main(["calibrate", *flags]) != 0
+    assert why in capsys.readouterr().err
+
+
+def test_without_a_ticket_nothing_is_measured(monkeypatch, capsys):
+    monkeypatch.setenv("OCTAVO_LINK_TICKET", "no ticket")
+    assert main(["calibrate", "--link", "connect"]) == 1
+    assert "HOST:PORT/FINGERPRINT/TOKEN" in capsys.readouterr().err

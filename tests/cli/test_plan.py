@@ -122,6 +122,17 @@ def test_a_plan_is_confirmed_by_simulation(document, octavo):
     assert "simulated: tpot_p99 is" in out
 
 
+def test_replicas_are_split_by_simulation(document, octavo):
+    arguments = ("plan", "llama-3.1-8b", "--hardware", "h100-sxm:2", "--tp", 1, "--rate", 2)
+    arguments = (*arguments, "--slo", "tpot=50,ttft=2s", "--disaggregate")
+    status, found = document(*arguments)
+    assert status == 0 and {each["prefill_replicas"] for each in found["splits"]} == {0, 1}
+    apart = next(each for each in found["splits"] if each["prefill_replicas"])
+    assert apart["roles"]["decode"]["p99_tpot_ms"] <= 50
+    _, out, _ = octavo(*arguments)
+    assert "--prefill-replicas 0: tpot_p99" in out
+
+
 def test_hardware_of_ones_own(document, tmp_path):
     path = tmp_path / "lab.toml"
     path.write_text(
@@ -171,6 +182,8 @@ def test_what_cannot_be_fails_with_one_line(octavo, arguments, words):
         (("--purchase", 3000, "--price", 2), "leave one out"),
         (("--most-devices", 4), "--cheapest"),
         (("--confirm",), "--slo"),
+        (("--disaggregate",), "--slo"),
+        (("--disaggregate", "--slo", "tpot=50", "--cheapest"), "leave out --cheapest"),
     ],
 )
 def test_flags_that_say_nothing_are_refused(octavo, arguments, words):
@@ -330,3 +343,58 @@ def test_tables_of_ranks_that_share_memory(octavo):
     flags = ("--hardware", "xeon-spr:2", "--tp", 2, "--memory", "--roofline")
     status, out, _ = octavo("plan", "smollm2-135m", *flags)
     assert status == 0 and "KV of a token" in out and "15.0 KiB" in out
+
+
+# -- saved settings -------------------------------------------------------------------------------
+
+SAVED = (
+    "--hardware epyc-turin --tp 2 --concurrency 4 --isl 64 --osl 16 "
+    "--max-num-seqs 7 --max-model-len 256"
+)
+
+
+@pytest.mark.parametrize("name", ["server.yaml", "server.toml"])
+def test_a_server_reads_what_a_plan_has_saved(octavo, tiny_model, tmp_path, monkeypatch, name):
+    from octavo.cost.engine_profile import Limits
+    from octavo.planner import Traffic, plan
+    from octavo.planner.serve_settings import serve_settings
+    from octavo.settings.engine import EngineArgs
+
+    path = tmp_path / name
+    status, _, err = octavo("plan", tiny_model, *SAVED.split(), "--save", path)
+    assert status == 0 and f"written to {path}" in err
+    served = []
+    monkeypatch.setattr("octavo.server.run.serve", lambda *args: served.append(args) or 0)
+    assert octavo("serve", "--config", path)[0] == 0
+    ((args, settings, _),) = served
+    limits = Limits(max_num_seqs=7, max_model_len=256)
+    found = plan(str(tiny_model), "epyc-turin", Traffic(64, 16, concurrency=4), tp=2, limits=limits)
+    assert args == EngineArgs.from_kwargs(
+        **{each.name: each.value for each in serve_settings(found)}
+    )
+    assert args.tensor_parallel_size == 2 and args.max_num_seqs == 7
+
+
+def test_a_saved_file_gives_reasons(octavo, tiny_model, tmp_path):
+    path = tmp_path / "server.yaml"
+    octavo("plan", tiny_model, *SAVED.split(), "--save", path)
+    text = path.read_text()
+    assert text.startswith("# Settings for `octavo serve --config`")
+    assert "# 2 ranks share each layer\ntensor_parallel_size: 2\n" in text
+    octavo("plan", tiny_model, *SAVED.split(), "--save", path)
+    assert path.read_text() == text  # the same flags, the same bytes
+
+
+def test_what_is_not_saved(octavo, tmp_path):
+    path = tmp_path / "server.yaml"
+    status, _, err = octavo("plan", "llama-3.1-70b", "--hardware", "h100-sxm", "--save", path)
+    assert status == 2 and "is not written: the plan is not feasible" in err
+    status, _, err = octavo("plan", *SMALL, "--save", path)
+    assert status == 1 and "leave out --profile" in err
+    assert not path.exists()
+    status, _, err = octavo("plan", "llama-3.1-8b", "--save", tmp_path / "server.txt")
+    assert status == 1 and "written as .yaml or .toml" in err
+    folder = tmp_path / "file" / "server.yaml"
+    folder.parent.write_text("")
+    status, _, err = octavo("plan", "llama-3.1-8b", "--hardware", "h100-sxm", "--save", folder)
+    assert status == 1 and "cannot be written" in err

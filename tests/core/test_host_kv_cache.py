@@ -125,9 +125,9 @@ def test_a_request_waits_for_what_is_read(request_of):
         pass
     assert keys_in(found) == keys(request)
     take(host, *keys_in(found)[:1])
-    assert (host.stats.tokens_from_disk, host.stats.tokens_from_memory) == (SIZE, 0)
+    assert (host.stats.tokens_from_storage, host.stats.tokens_from_memory) == (SIZE, 0)
     take(host, *keys_in(found)[:1])
-    assert (host.stats.tokens_from_disk, host.stats.tokens_from_memory) == (SIZE, SIZE)
+    assert (host.stats.tokens_from_storage, host.stats.tokens_from_memory) == (SIZE, SIZE)
 
 
 def test_what_cannot_be_read_is_not_waited_for_again(request_of):

@@ -29,7 +29,7 @@ from octavo.cost.parallel import Parallel
 from octavo.cost.precision import precision_of
 from octavo.cost.rank import rank_model
 from octavo.cost.rank_model import Exchange
-from octavo.cost.work import Span, passes
+from octavo.cost.work import RowCounts, Span, passes
 
 LINK = Link(100.0, (0.5, 0.6, 0.8), latency_s=1.0)
 
@@ -75,17 +75,18 @@ def test_small_sums_of_a_decode_step_are_not_for_nothing():
     """Two in each of 80 layers: one to three milliseconds."""
     model = llama3_70b(parallel=Parallel(tp=8))
     (rows,) = passes([Span(100, 1)])
-    layers, head = transfers(model, rows, link_of(find_device("h100 sxm")[0]))
+    embedding, layers, head = transfers(model, rows, link_of(find_device("h100 sxm")[0]))
+    assert (embedding.count, embedding.num_bytes) == (1, 8192 * 2)
     assert (layers.name, layers.count) == ("layers.all_reduce", 160)
     assert 1e-3 < layers.seconds < 3e-3
     assert layers.num_bytes == 160 * 8192 * 2
-    assert (head.name, head.num_bytes) == ("head.all_gather", 128_256 * 2)
+    assert (head.name, head.num_bytes) == ("head.all_gather", 128_256 * 4)
 
 
 def test_nothing_is_gathered_where_nothing_is_sampled():
     (rows,) = passes([Span(0, 100, 0)])
     said = transfers(llama3_70b(parallel=Parallel(tp=2)), rows, LINK)
-    assert [each.name for each in said] == ["layers.all_reduce"]
+    assert [each.name for each in said] == ["embedding.all_reduce", "layers.all_reduce"]
 
 
 def test_stages_send_on():
@@ -98,7 +99,7 @@ def test_stages_send_on():
 def test_a_pipeline_of_groups_sums_in_all_layers():
     (rows,) = passes([Span(9, 1)])
     parallel = Parallel(tp=2, pp=4)
-    layers, _, sent = transfers(llama3_70b(parallel=parallel), rows, LINK)
+    _, layers, _, sent = transfers(llama3_70b(parallel=parallel), rows, LINK)
     assert layers.count == 160 and sent.count == 3
 
 
@@ -107,6 +108,7 @@ def test_experts_of_a_group_that_shares_its_rows_are_summed():
     for ep in (1, 4):
         said = transfers(mixture(Parallel(tp=4, ep=ep)), rows, LINK)
         assert [(each.name, each.count) for each in said] == [
+            ("embedding.all_reduce", 1),
             ("layers.all_reduce", 96),
             ("head.all_gather", 1),
         ]
@@ -117,7 +119,7 @@ def test_experts_elsewhere_are_sent_their_rows():
     (sent,) = transfers(mixture(Parallel(ep=8, dp=8)), rows, LINK)
     assert (sent.name, sent.count) == ("experts.all_to_all", 2 * 48)
     assert sent.num_bytes == 2 * 48 * 4 * 8 * 2048 * 2
-    attention, _, experts = transfers(mixture(Parallel(tp=2, ep=8, dp=4)), rows, LINK)
+    _, attention, _, experts = transfers(mixture(Parallel(tp=2, ep=8, dp=4)), rows, LINK)
     assert attention.count == 48  # after attention only
     assert experts.num_bytes == sent.num_bytes / 2  # either rank of a group sends half
 
@@ -223,6 +225,21 @@ def test_layouts_of_processors_that_cannot_be():
     assert link_between(device, Parallel(tp=8)).bandwidth == device.memory_bandwidth / 4
     with pytest.raises(ConfigError, match="16 ranks do not share the memory of one machine, but 8"):
         link_between(device, Parallel(tp=16))
-    for others in ({"pp": 2}, {"tp": 2, "ep": 2}):
-        with pytest.raises(ConfigError, match="choose tp, or copies"):
-            link_between(device, Parallel(**others))
+    with pytest.raises(ConfigError, match="16 ranks do not share.*choose tp x pp = 8"):
+        link_between(device, Parallel(tp=4, pp=4))
+    assert link_between(device, Parallel(tp=2, ep=2)) == link_between(device, Parallel(tp=2))
+    with pytest.raises(ConfigError, match="choose ep = tp, here 1, or 1"):
+        link_between(device, Parallel(dp=2, ep=2))
+
+
+def test_stages_on_processors_send_32_bit_floats():
+    """And those on GPUs activations, of 16 bits: the same rows, once between two stages."""
+    rows = RowCounts(7, 1, [0])
+    for name, width in (("xeon-spr", 4), ("h100-sxm", 2)):
+        device, _ = find_device(name)
+        parallel = Parallel(pp=3).on(device.kind)
+        spec = spec_of("llama-3.1-8b")
+        model = rank_model(spec, precision_of(spec), parallel)
+        (sent,) = transfers(model, rows, link_between(device, parallel))
+        assert (sent.name, sent.count) == ("stages.send", 2)
+        assert sent.num_bytes == 2 * 7 * spec.hidden_size * width

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rank_models import llama_8b
 
+from octavo.cost.catalogue import spec_of
+from octavo.cost.find_device import find_device
 from octavo.cost.first_token import (
     Backlog,
     FirstToken,
@@ -19,8 +21,12 @@ from octavo.cost.first_token import (
 )
 from octavo.cost.hardware import Device
 from octavo.cost.measured_steps import ROW_KNOTS, MeasuredSteps, Spread, calibrated
+from octavo.cost.parallel import Parallel
+from octavo.cost.pipeline import Pipeline
+from octavo.cost.precision import precision_of
 from octavo.cost.step_cost import StepModel
 from octavo.cost.work import Span
+from octavo.sim import FleetSettings, LoadSettings, Workload, prepare
 
 DEVICE = Device(
     name="a processor",
@@ -61,6 +67,7 @@ ENGINES = st.builds(
     max_num_seqs=st.integers(1, 64),
     max_num_batched_tokens=st.integers(1, 2048),
     target_step_seconds=st.sampled_from([0.0, 0.08, 0.5]),
+    stages=st.sampled_from([1, 1, 2, 4]),
 )
 BACKLOGS = st.builds(
     Backlog,
@@ -144,3 +151,41 @@ def test_rates_say_what_the_step_model_does(steps, start, count):
     assert said == pytest.approx(steps.cost([Span(start, count)]).total.value, rel=0.15)
     decoding = [Span(100, 1)] * 5 + [Span(99, 1)] * 2
     assert rates.decode(7, 698) == pytest.approx(steps.cost(decoding).total.value)
+
+
+def test_a_prompt_goes_through_all_stages():
+    """A fourth of it in each of four steps, of which the last one goes on through three stages."""
+    one, four = FirstToken(8, 4096), FirstToken(8, 4096, stages=4)
+    assert one.seconds(Backlog(), 2000, Plain()) == pytest.approx(0.011 + 2000 * 0.002)
+    expected = (4 + 3) * 0.011 + (2000 + 3 * 500) * 0.002
+    assert four.seconds(Backlog(), 2000, Plain()) == pytest.approx(expected)
+
+
+def test_a_short_prompt_is_in_one_step_of_a_pipeline():
+    """Where each stage of a step takes half as long, it takes as long as in one stage."""
+    engine = FirstToken(8, 4096, stages=2)
+    assert engine.seconds(Backlog(), 100, Plain()) == pytest.approx(2 * (0.011 + 100 * 0.002))
+
+
+def test_a_slot_of_a_pipeline_gets_a_token_after_as_many_steps_as_stages():
+    full = Backlog(num_running=4)
+    one, two = (
+        FirstToken(4, 1000, stages=stages).seconds(full, 1, Plain(prompt_token=0), 10.0)
+        for stages in (1, 2)
+    )
+    assert one == pytest.approx(10 / 4 * 0.014)
+    assert two == pytest.approx((2 * 10 / 4 + 1) * 0.012)
+
+
+def test_simulated_pipelines_bring_first_tokens_as_predicted():
+    """The prompt of a lone request, by the rates of one stage of four."""
+    spec = spec_of("llama-3.1-8b")
+    device, _ = find_device("h100-sxm")
+    stages = Pipeline.of(spec, precision_of(spec), Parallel(pp=4), device, "octavo").stages
+    rates = PredictedRates(stages[0], 2048, 8192)
+    fleet = FleetSettings(hardware="h100-sxm:4", tp=1, pp=4)
+    for num_tokens in (200, 2000, 6000):
+        workload = Workload(num_prompts=1, input_len=num_tokens, output_len=2)
+        report = prepare(spec, fleet, workload, LoadSettings()).run()
+        found = FirstToken(256, 2048, stages=4).seconds(Backlog(), num_tokens, rates)
+        assert found == pytest.approx(report.result.records[0].ttft, rel=0.35)

@@ -10,15 +10,22 @@ def test_tensors_are_shared_within_a_machine_and_layers_across():
     spec = open_spec("llama-3.1-405b")
     found = list(layouts(spec, find_device("h100-sxm")[0], 16))
     assert {each.tp for each in found} == {1, 2, 4, 8}
-    assert {(each.tp, each.pp) for each in found if each.pp > 1} == {(8, 2)}
+    assert Parallel(tp=8, pp=2) in found and Parallel(tp=4, pp=2) in found
     assert all(each.num_devices <= 16 for each in found)
+    assert len(set(found)) == len(found)
+    assert all(each.dp == each.ep == 1 for each in found)  # copies would be replicas
 
 
-def test_slow_links_allow_pipelines():
-    found = list(layouts(open_spec("llama-3.1-70b"), find_device("rtx4090")[0], 8))
-    assert Parallel(tp=2, pp=4) in found and Parallel(pp=8) in found
+def test_there_are_no_more_stages_than_layers():
+    spec = open_spec("qwen2.5-0.5b")  # 24 layers
+    assert max(each.pp for each in layouts(spec, find_device("rtx4090")[0], 32)) == 16
 
 
-def test_experts_are_shared_by_tensors_or_by_copies():
+def test_experts_are_shared_by_tensors_by_copies_or_by_both():
     found = list(layouts(open_spec("mixtral-8x7b"), find_device("h100-sxm")[0], 4))
-    assert Parallel(tp=4, ep=4) in found and Parallel(dp=4, ep=4) in found
+    shared = {(each.tp, each.pp, each.dp) for each in found if each.ep > 1}
+    assert shared == {
+        *((4, 1, 1), (2, 1, 2), (1, 1, 4)),
+        *((2, 2, 1), (1, 2, 2), (2, 1, 1), (1, 1, 2)),
+    }
+    assert all(each.ep == each.tp * each.dp for each in found if each.ep > 1)

@@ -180,7 +180,7 @@ def test_either_scheme_has_about_the_same_weights(name):
 
 
 def test_latents_are_on_every_rank_and_states_are_not():
-    """A rank has the convolution's inputs of all groups (one) and of its heads, and their states."""
+    """A rank has the inputs of the convolution of its heads and of all groups, and their states."""
     assert rank("deepseek-v3", tp=2, scheme="gather").kv_bytes_per_token == (
         rank("deepseek-v3").kv_bytes_per_token
     )

@@ -33,7 +33,7 @@ def test_devices_that_add_up_need_even_heads():
     with pytest.raises(ConfigError, match="it: its 9 heads cannot be shared out to tp = 2 devices"):
         shares(2).check("it", [9], [])
     shares(2, "gather").check("it", [9], [])
-    with pytest.raises(ConfigError, match="10 ranks cannot share its 9 query heads.*nearest is 9"):
+    with pytest.raises(ConfigError, match="10 ranks cannot share its 9 heads.*nearest is 9"):
         shares(10, "gather").check("it", [9, 12], [])
     with pytest.raises(ConfigError, match="nearest is 24"):
         shares(65_536, "gather").check("it", [], [24])

@@ -12,8 +12,10 @@ from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.core.step_share import PipelineShare
 from octavo.cost.efficiency import IDEAL
 from octavo.cost.hardware import Device
+from octavo.cost.pipeline import StageTimes
 from octavo.cost.rank_model import AttentionOp, MatrixOp, RankModel
 from octavo.cost.step_cost import StepModel
 from octavo.executor.simulated import SimulatedExecutor
@@ -82,6 +84,40 @@ def test_a_pipeline_overlaps_batches_but_never_a_request_with_itself():
     pipelined, first = run(2)
     assert sequential == pytest.approx(16.0)
     assert pipelined == pytest.approx(8.5) and first == pytest.approx(8.0)
+
+
+def test_a_stage_computes_one_step_at_a_time():
+    """The second of two stages takes three times as long: the first one waits for it."""
+    clock = VirtualClock()
+    spans = []
+
+    class Noting(SimulatedExecutor):
+        def submit(self, batch):
+            handle = super().submit(batch)
+            spans.append(self.last_stages)
+            return handle
+
+    times = StageTimes([1.0, 3.0], send=0.5, overhead=0.25)
+    executor = Noting(
+        lambda batch: times.through_all, clock, 64, depth=2, stage_cost=lambda batch: times
+    )
+    blocks = BlockManager(64, 4, RadixPrefixCache(4))
+    config = SchedulerConfig(max_model_len=64)
+    engine = Engine(Scheduler(config, blocks, share=PipelineShare(2, 64)), executor, clock)
+    for name in ("a", "b"):
+        engine.add(request(name, 1, 2))
+    ends = []
+    while engine.has_unfinished_requests:
+        while len(spans) - len(ends) < 2 and engine.begin_step():
+            pass
+        engine.finish_step()
+        ends.append(clock.now())
+    begun_second = [second.begun for _, second in spans]
+    assert begun_second[0] == 1.5  # after the first stage and the way between
+    assert [second.ended for _, second in spans] == [begun + 3.0 for begun in begun_second]
+    for earlier, later in zip(spans, spans[1:], strict=False):
+        assert all(two.begun >= one.ended for one, two in zip(earlier, later, strict=True))
+    assert ends[0] == 4.75 and all(b - a >= 3.0 for a, b in zip(ends, ends[1:], strict=False))
 
 
 @pytest.mark.parametrize("num_requests", [1, 3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -12,23 +13,31 @@ from shutil import copyfile
 import numpy as np
 import pytest
 import tiny_hybrids
+import torch
 from checkpoint_sizes import checkpoint_bytes
+from fused_models import step_of
 from safetensors.numpy import save_file
+from sum_ranks import in_ranks, rank_program
 from tiny_transformers import EXPERT_CASES, FAMILIES, LATENT_CASES
 
 from octavo.base.errors import UnsupportedModelError
 from octavo.cli import main
 from octavo.cost import hf_families
-from octavo.cost.communication import exchange_of
+from octavo.cost.communication import exchange_of, link_between, link_of, transfers
+from octavo.cost.find_device import find_device
 from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import precision_of, weights_bytes
+from octavo.cost.rank import rank_model
 from octavo.cost.shares import shares
 from octavo.cost.spec_hf import spec_from_hf
 from octavo.cost.weights import num_parameters, weights
+from octavo.cost.work import RowCounts, Span, passes
+from octavo.kernels.cuda.device_group import NcclGroup
 from octavo.kernels.division import Division
+from octavo.kernels.expert_places import ExpertPlaces, deal_out
 from octavo.kernels.fused_ops import CannotFuse, FusedExperts
-from octavo.kernels.parts import Part
+from octavo.kernels.parts import Part, Stage
 from octavo.layers.module import named_parameters
 from octavo.models import registry
 from octavo.models.checkpoint import open_checkpoint
@@ -172,6 +181,60 @@ def test_ranks_exchange_what_is_planned(name, tp, folder_of):
     assert sum(map(division.meets, ops)) + between == exchange.meetings
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("hybrid:")])
+def test_ranks_add_up_what_is_planned(name, folder_of):
+    """The bytes of a step of 5 tokens, 3 of which are sampled; as devices with links would."""
+    spec, checkpoint = open_spec(folder_of(name)), open_checkpoint(folder_of(name))
+    config, (rows,) = checkpoint.config(), passes([Span(0, 3), Span(0, 1), Span(0, 1)])
+    if config.state_layers:
+        pytest.skip("there are no kernels of GPUs for recurrent layers")
+    if config.num_heads % 2:
+        pytest.skip("it runs, and plans refuse it")
+    precision = replace(precision_of(spec), activation_bytes=4.0)
+    link = link_of(find_device("h100 sxm")[0])
+    said = transfers(rank_model(spec, precision, Parallel(tp=2)), rows, link)
+    planned = {each.name: each.num_bytes for each in said}
+    model = load_checkpoint(checkpoint, config)
+
+    def counted(group: NcclGroup) -> dict[str, int]:
+        program = rank_program(config, model, group)
+        program.run(step_of((0, 0, 3), (1, 0, 1), (2, 0, 1)).padded(5, 3))
+        program.logits(
+            torch.tensor([2, 3, 4], dtype=torch.int32), torch.empty(3, config.vocab_size)
+        )
+        return group.num_bytes
+
+    for found in in_ranks(2, counted):
+        sums = planned["embedding.all_reduce"] + planned["layers.all_reduce"]
+        if name.startswith("olmo"):  # normed over all heads: every rank computes all of them
+            sums -= config.num_layers * 5 * config.hidden_size * 4
+        assert found["sum"] == sums
+        # Each gives as many as the one that has most, in tiles of 16 tokens.
+        assert 0 <= 2 * found["gather"] - planned["head.all_gather"] < 2 * 3 * 16 * 4
+
+
+# The last layer of a stage ends with a norm, or with a sum of experts and shared ones, which the
+# next stage adds to the hidden states: it gets both.
+TWO_ROWS = {
+    *("gemma2", "gemma2-odd", "gemma3", "glm4", "glm4-odd", "olmo2", "olmo2-odd", "olmo3"),
+    *("qwen2-moe", "glm4-moe", "deepseek-v2", "deepseek-v2-groups-yarn", "deepseek-v3"),
+    *("hybrid:granite-experts", "hybrid:qwen3-next-experts"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stages_send_what_is_planned(name, folder_of):
+    """One row of hidden states for each token, as 32-bit floats; plans count no second one."""
+    spec, checkpoint = open_spec(folder_of(name)), open_checkpoint(folder_of(name))
+    plan = plan_step(load_checkpoint(checkpoint, checkpoint.config()))[0]
+    parallel, (device, _) = Parallel(pp=2), find_device("epyc-turin")
+    model = rank_model(spec, precision_of(spec), parallel)
+    (sent,) = transfers(model, RowCounts(3, 1, [0]), link_between(device, parallel))
+    widths = [value.width for value in plan.stage(Stage(0, 2)).outputs]
+    assert sum(widths) == spec.hidden_size * (2 if name in TWO_ROWS else 1)
+    assert sent.num_bytes == 3 * 4 * spec.hidden_size
+
+
 @pytest.mark.parametrize("name", tiny_hybrids.CASES)
 @pytest.mark.parametrize("tp", [1, 2, 3])
 def test_the_states_of_a_rank_are_planned(name, tp, folder_of):
@@ -190,6 +253,30 @@ def test_the_states_of_a_rank_are_planned(name, tp, folder_of):
     if tp < 3:
         assert max(ranks) == planned
     assert (planned < whole) == (tp > 1)
+
+
+@pytest.mark.parametrize("name", [*EXPERT_CASES, *(n for n in LATENT_CASES if "moe" in n)])
+@pytest.mark.parametrize("tp", [2, 3])
+def test_ranks_with_whole_experts_exchange_what_is_planned(name, tp, folder_of):
+    spec, checkpoint = open_spec(folder_of(name)), open_checkpoint(folder_of(name))
+    config = checkpoint.config()
+    if tp > config.num_heads:
+        pytest.skip("more ranks than heads")
+    ops = plan_step(load_checkpoint(checkpoint, config))[0].ops
+    experts = [op for op in ops if isinstance(op, FusedExperts)]
+    places = ExpertPlaces(tuple(deal_out(op.routing.num_experts, tp) for op in experts))
+    exchange = exchange_of(spec, tp, has_whole_experts=True)
+    division = Division(ops, Part(0, tp, places))
+    assert division.exchanged(ops) == (exchange.token_values, exchange.row_values)
+    assert sum(map(division.meets, ops)) + len(experts) == exchange.meetings
+    # The plan's ranks have as many experts, of the one that has most.
+    held = [sum(rank in ranks for ranks in places.layers[0]) for rank in range(tp)]
+    planned = {
+        weight.of_rank(Parallel(tp=tp, ep=tp, scheme="gather")).experts
+        for weight in weights(spec)
+        if weight.has_experts
+    }
+    assert planned == {max(held)}
 
 
 # Those that GGUF files can say, one of each architecture.

@@ -21,6 +21,7 @@ from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.state_slots import StateSlots
 from octavo.core.step_share import PipelineShare
+from octavo.kernels.expert_places import ExpertPlaces
 from octavo.models.kv_groups import KVGroups
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.rank import Rank
@@ -54,7 +55,9 @@ class Bench:
         state_slots: int = 0,
         tp: int = 1,
         pp: int = 1,
+        experts: ExpertPlaces | None = None,
         activations: str = "auto",
+        batch_invariant: bool = False,
         **limits: Any,
     ) -> Engine:
         limits = {"max_model_len": 128, "max_num_seqs": 16, **limits}
@@ -67,6 +70,8 @@ class Bench:
             block_size=block_size,
             threads=threads,
             activations=activations,
+            batch_invariant=batch_invariant,
+            experts=experts,
         )
         sizes = RankLimits(
             num_blocks,

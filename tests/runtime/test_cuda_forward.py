@@ -43,6 +43,7 @@ class FoldBackend:
     name, isa, pool, weights_bytes = "fold", None, None, 0
     has_window_tables = False
     has_sinks = False
+    most_kv_layers = None
 
     def __init__(self, stream, block_size: int, captures: bool = True, damaged_token: int = -1):
         self.stream, self.block_size = stream, block_size

@@ -8,6 +8,7 @@ from octavo.base.errors import ConfigError
 from octavo.runtime.layout import (
     RankBounds,
     check_ranks,
+    device_of_rank,
     parse_ranks,
     resolve_ranks,
     why_one_rank,
@@ -23,9 +24,11 @@ def bounds(**given) -> RankBounds:
 @pytest.mark.parametrize(
     ("tp", "given", "words"),
     [
-        (10, {"num_heads": 9, "num_cores": 64}, "share its 9 query heads.*; the nearest is 9"),
-        (10, {"num_heads": 9, "num_cores": 4}, "9 query heads.*; the nearest is 4"),
+        (10, {"num_heads": 9, "num_cores": 64}, "share its 9 heads.*; the nearest is 9"),
+        (10, {"num_heads": 9, "num_cores": 4}, "9 heads.*; the nearest is 4"),
         (4, {"num_heads": 9, "num_cores": 2}, "need a core each, and 2 may be used.*nearest is 2"),
+        (4, {"num_gpus": 1}, "4 ranks need a GPU each, and 1 GPU can be used; the nearest is 1"),
+        (6, {"num_slices": 8, "num_gpus": 7}, "8 slices, which 6 ranks .*; the nearest is 4"),
         (2, {"why_alone": "this is a toaster"}, "this is a toaster; the nearest is 1"),
         (
             4,
@@ -81,7 +84,16 @@ def test_where_there_can_be_one_rank_only():
     assert why_one_rank("native", "cpu", "linux") is None
     assert "native CPU kernels" in str(why_one_rank("reference", "cpu", "linux"))
     assert "this is darwin" in str(why_one_rank("native", "cpu", "darwin"))
-    assert "on cuda:1 a model stays" in str(why_one_rank("fused", "cuda:1", "linux"))
+    assert why_one_rank("fused", "cuda:1", "linux") is None
+    assert why_one_rank("fused", "cpu", "linux") is None
+    assert "stages of a pipeline need" in str(why_one_rank("fused", "cuda", "linux", pp=2))
+    assert "fused kernels, and these are reference" in str(why_one_rank("reference", "cuda"))
+
+
+def test_ranks_have_a_gpu_each():
+    assert [device_of_rank("cpu", rank) for rank in range(2)] == ["cpu", "cpu"]
+    assert [device_of_rank("cuda", rank) for rank in range(2)] == ["cuda:0", "cuda:1"]
+    assert device_of_rank("cuda:2", 1) == "cuda:3"
 
 
 @pytest.mark.parametrize("text", ["auto", "1", "16", 2])

@@ -105,6 +105,7 @@ class FakeBackend:
     name, isa, pool = "fake", None, None
     has_window_tables = True
     has_sinks = False
+    most_kv_layers = None
     weights_bytes = 2 * GIB
 
     def planned_memory(self):

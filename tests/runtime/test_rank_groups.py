@@ -16,6 +16,7 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sink_window import SinkWindowRules
 from octavo.kernels.cpu import library
+from octavo.kernels.expert_places import ExpertPlaces, deal_out
 from octavo.kernels.parts import Part
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.kv_groups import group_layers
@@ -150,6 +151,101 @@ def test_superblocks(bench_of, run_all, type):
 def test_types_of_kv(bench_of, run_all, kv):
     bench = bench_of(random_model(WIDE), WIDE)
     check_alike(bench, run_all, (2, 5), kv_cache_dtype=kv)
+
+
+# -- whole experts on ranks -----------------------------------------------------------------------
+
+MIXTURES = {name: config for name, config in CONFIGS.items() if config.experts is not None}
+
+
+def places_of(config, size, has_copies=False):
+    """Equal runs of experts; or with copies of every other one on the next rank."""
+    layer = deal_out(config.experts.routing.num_experts, size)
+    if has_copies:
+        layer = tuple(
+            tuple(sorted({*ranks, (e + 1) % size})) if e % 2 else ranks
+            for e, ranks in enumerate(layer)
+        )
+    return ExpertPlaces((layer,) * sum(config.experts.layers))
+
+
+def check_experts_alike(bench, run_all, sizes, **settings):
+    config = bench.config
+    settings = {"kernels": "native", "max_model_len": 64, **settings}
+    expected, _ = run_all(bench.engine(**settings), short_requests(config.vocab_size))
+    for size in sizes:
+        for has_copies in (False, True):
+            places = places_of(config, size, has_copies)
+            engine = bench.engine(tp=size, experts=places, **settings)
+            answers, _ = run_all(engine, short_requests(config.vocab_size))
+            check_followers(engine)
+            assert answers == expected, f"{size} ranks, with copies: {has_copies}"
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_whole_experts_on_ranks(bench_of, run_all, name):
+    config = MIXTURES[name]
+    check_experts_alike(bench_of(random_model(config), config), run_all, (2, 3))
+
+
+@pytest.mark.parametrize("type", [*TYPES, *SUPERBLOCKS])
+def test_whole_experts_of_any_format(bench_of, run_all, type):
+    config = replace(MIXTURES["mixtral"], hidden_size=256, num_heads=8, head_dim=32)
+    config = replace(
+        config,
+        experts=replace(config.experts, inner=256),
+        rope=RopeConfig(1000.0, 32),
+        attention_scale=32**-0.5,
+    )
+    bench = bench_of(random_model(config, GGMLType[type]), config)
+    check_experts_alike(bench, run_all, (2,))
+
+
+def test_whole_experts_in_long_steps_and_of_several_threads(bench_of, run_all):
+    config = MIXTURES["mixtral"]
+    bench = bench_of(random_model(config), config)
+    check_experts_alike(bench, run_all, (2,), threads=2, max_num_batched_tokens=64)
+
+
+def test_whole_experts_in_stages_of_a_pipeline(bench_of, run_all):
+    """Of the layers of a stage alone, whose experts lie otherwise than those of the other."""
+    config = MIXTURES["mixtral"]
+    bench = bench_of(random_model(config), config)
+    expected, _ = run_all(
+        bench.engine(kernels="native", max_model_len=64), short_requests(config.vocab_size)
+    )
+    layer = deal_out(config.experts.routing.num_experts, 2)
+    places = ExpertPlaces((layer, layer[::-1]))
+    engine = bench.engine(kernels="native", max_model_len=64, tp=2, pp=2, experts=places)
+    answers, _ = run_all(engine, short_requests(config.vocab_size))
+    assert engine.executor.failures_of_followers == []
+    assert answers == expected
+
+
+def test_a_rank_packs_its_own_experts_alone():
+    config = MIXTURES["mixtral"]
+    plan, weights = plan_step(random_model(config))
+    places = places_of(config, 2)
+    halves = [plan.rows_of(Part(rank, 2, places)) for rank in (0, 1)]
+    names = [name for name in weights if ".experts." in name]
+    assert len(names) == 3 * sum(len(layer) for layer in places.layers)
+    for name in names:
+        rows = [half[name] for half in halves]
+        assert sorted(map(len, rows)) == [0, weights[name].shape[0]], name
+    for rank in (0, 1):
+        assert sum(len(halves[rank][name]) > 0 for name in names) == 3 * places.num_here(rank)
+
+
+def test_all_ranks_count_all_tokens_of_experts(bench_of, run_all):
+    config = MIXTURES["mixtral"]
+    bench = bench_of(random_model(config), config)
+    loads = []
+    for more in ({}, {"tp": 2, "experts": places_of(config, 2)}):
+        engine = bench.engine(kernels="native", max_model_len=64, **more)
+        run_all(engine, short_requests(config.vocab_size))
+        loads.append(engine.executor.probe().expert_tokens())
+    assert loads[0] == loads[1]
+    assert sum(loads[0]) > 0
 
 
 # -- recurrent layers -----------------------------------------------------------------------------

@@ -361,3 +361,45 @@ def test_an_end_at_an_exchange_is_the_end_of_all(tiny_model, tp, pp, who, signum
 def test_an_end_at_any_exchange_of_twenty_steps(tiny_model, tp, pp, who, signum):
     for exchanges in range(1, 20 * MEETINGS_OF_A_STEP, 4 if pp == 1 else 12):
         check_an_end_after(exchanges, tiny_model, who, signum, tp, pp)
+
+
+# -- ranks that add up their results, as GPUs do -------------------------------------------------
+
+SUMS = {"device": "cpu", "kernels": "fused", "dtype": "float32", "max_model_len": 128}
+
+
+def test_ranks_that_add_up_are_processes_too(tiny_model):
+    canonical = {**SUMS, "batch_invariant": True}
+    with LLM(str(tiny_model), **canonical) as llm:
+        alone = answers(llm)
+    with LLM(str(tiny_model), tensor_parallel_size=2, **canonical) as llm:
+        (follower,) = followers_of(os.getpid())
+        assert answers(llm) == alone
+    wait_until_gone(follower)
+    with LLM(str(tiny_model), tensor_parallel_size=2, **SUMS) as llm:
+        for (tokens, logprob), (others, other) in zip(answers(llm), alone, strict=True):
+            assert tokens == others
+            assert logprob == pytest.approx(other, abs=1e-4)
+
+
+def test_the_end_of_a_rank_that_others_add_up_with(tiny_model):
+    with LLM(str(tiny_model), tensor_parallel_size=2, **SUMS) as llm:
+        (follower,) = followers_of(os.getpid())
+        answers(llm)
+        os.kill(follower, signal.SIGKILL)
+        wait_until_gone(follower)
+        with pytest.raises(EngineError):
+            answers(llm)
+
+
+def test_a_rank_that_ends_while_others_wait_for_it_to_load(tiny_model, monkeypatch):
+    monkeypatch.setattr("octavo.serving.rank_group._FOLLOWER", "no_such_module")
+    with pytest.raises(ConfigError, match="rank 1 of 2 ended .*(?s:.*)no_such_module"):
+        LLM(str(tiny_model), tensor_parallel_size=2, **SUMS)
+    assert followers_of(os.getpid()) == []
+
+
+def test_canonical_sums_are_refused_for_ranks_that_are_no_power_of_two(tiny_model):
+    canonical = {**SUMS, "batch_invariant": True, "threads": 3}
+    with pytest.raises(ConfigError, match="8 slices, which 3 ranks .* the nearest is 2"):
+        LLM(str(tiny_model), tensor_parallel_size=3, **canonical)

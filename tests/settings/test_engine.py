@@ -73,14 +73,16 @@ def test_what_is_no_size(text):
 
 
 @pytest.mark.parametrize(
-    "setting",
+    ("settings", "said"),
     [
-        {"enable_expert_parallel": True},
+        ({"enable_expert_parallel": True}, "tensor_parallel_size, which is 1"),
+        ({"expert_placement": "p.json", "tensor_parallel_size": 2}, "which is off"),
+        ({"save_expert_loads": "l.json", "data_parallel_size": 2}, "2 replicas would write"),
     ],
 )
-def test_what_is_not_there_is_refused_by_name(setting):
-    with pytest.raises(ConfigError, match=f"{next(iter(setting))}.*not supported"):
-        EngineArgs(**setting)
+def test_settings_of_experts_that_mean_nothing(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        EngineArgs(**settings)
 
 
 @pytest.mark.parametrize("size", [1, 2, 16, "auto"])
@@ -278,3 +280,53 @@ def test_none_is_the_default_of_a_setting_and_numpys_numbers_are_numbers():
     assert type(args.max_num_seqs) is int and args.enable_prefix_caching is False
     with pytest.raises(ConfigError, match="max_num_seqs"):
         EngineArgs.from_kwargs("m", max_num_seqs=np.float64(2.5))
+
+
+# -- prompts apart from answers -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"prefill_replicas": 1}, "set data_parallel_size to 2"),
+        ({"prefill_replicas": 2, "data_parallel_size": 2}, "leaves none for answers"),
+        ({"prefill_replicas": -1}, "at least 0"),
+        ({"kv_buffer_size": "1GiB"}, "without prefill_replicas"),
+        (
+            {"prefill_replicas": 1, "data_parallel_size": 2, "enable_prefix_caching": False},
+            "leave enable_prefix_caching on",
+        ),
+        (
+            {"prefill_replicas": 1, "data_parallel_size": 2, "kv_offload": "kv:1GiB"},
+            "do not go together",
+        ),
+        (
+            {"prefill_replicas": 1, "data_parallel_size": 2, "tensor_parallel_size": 2},
+            "a part of the KV",
+        ),
+        (
+            {"prefill_replicas": 1, "data_parallel_size": 2, "pipeline_parallel_size": 2},
+            "each stage has a part",
+        ),
+        (
+            {"prefill_replicas": 1, "data_parallel_size": 2, "kv_buffer_size": "much"},
+            "no size in bytes",
+        ),
+    ],
+)
+def test_prompts_that_cannot_be_apart_are_refused(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        EngineArgs("m", **settings)
+
+
+def test_arriving_kv_has_places_in_host_memory():
+    args = EngineArgs("m", data_parallel_size=2, prefill_replicas=1, kv_buffer_size="1MiB")
+    capacity = Capacity("cpu", "float32", 512, 64, 1 << 30, "float32")
+    offload = resolve(args, capacity).cache.offload
+    assert offload.is_transferred and offload.num_places == (1 << 20) // (16 * 64)
+    more = dataclasses.replace(args, swap_space=0.5)
+    assert resolve(more, capacity).cache.offload.num_places == (1 << 29) // (16 * 64)
+    with pytest.raises(ConfigError, match="kv_buffer_size must hold a block"):
+        resolve(dataclasses.replace(args, kv_buffer_size=100), capacity)
+    with pytest.raises(ConfigError, match="recurrent layers"):
+        resolve(args, dataclasses.replace(capacity, state_bytes=100))

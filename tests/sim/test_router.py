@@ -9,7 +9,9 @@ import pytest
 from simulating import at_times, fleet_spec
 
 from octavo.core import routing
+from octavo.core.disaggregation import LongerThan
 from octavo.core.routing import MAX_LOAD, TrackedReplica
+from octavo.sim.fleet import Disaggregation
 from octavo.sim.prompts import PromptSpec
 from octavo.sim.settings import Outage
 from octavo.workload.arrivals import arrival_times
@@ -84,6 +86,53 @@ def test_nothing_is_lost_whatever_fails(num_requests, monkeypatch):
     assert CheckedRouter.num_choices - before >= times_sent - len(outages)
     if num_requests > 40_000:
         assert sum(replica.num_steps for replica in result.replicas) >= 10**6
+
+
+@pytest.mark.parametrize(
+    "num_requests, router",
+    [
+        (800, "prefix_aware"),
+        (800, "least_loaded"),
+        pytest.param(75_000, "prefix_aware", marks=pytest.mark.long, id="a million steps"),
+    ],
+)
+def test_nothing_is_lost_where_prompts_are_apart(num_requests, router):
+    """Whichever replicas fail, all of a role too, amid prompts, transfers and answers."""
+    draw = random.Random(num_requests)
+    prompts = hot_prefixes(num_requests, seed=4)
+    times = arrival_times(num_requests, 12.0, seed=4)
+    outages = [
+        Outage(draw.randrange(NUM_REPLICAS), draw.uniform(0, times[-1]), draw.choice([0.0, 2.0]))
+        for _ in range(8 + num_requests // 1000)
+    ]
+    middle = times[-1] / 2
+    outages += [Outage(number, middle, 3.0) for number in range(2)]  # all that compute prompts
+    outages += [Outage(number, middle + 9.0, 3.0) for number in range(2, NUM_REPLICAS)]
+    apart = Disaggregation(2, lambda tokens: 0.002 + tokens * 2e-5, LongerThan(150))
+    spec = fleet_spec(
+        num_replicas=NUM_REPLICAS,
+        router=router,
+        outages=outages,
+        apart=apart,
+        num_blocks=600,
+        max_num_seqs=32,
+        max_model_len=2048,
+    )
+    result = at_times(prompts, times, spec)
+    served = Counter(request.prompt.request_id for request in result.requests)
+    assert served == Counter(prompt.request_id for prompt in prompts)
+    for request in result.requests:
+        record = request.record
+        if record.error is None:
+            assert record.output_tokens == sum(record.event_tokens) == request.prompt.output_len
+            assert len(request.output) == len(set(request.output))
+        else:
+            assert "hung up" in record.error
+    assert sum(request.times_sent for request in result.requests) > num_requests
+    steps = [replica.num_steps for replica in result.replicas]
+    assert min(steps) > num_requests // 20
+    if num_requests > 70_000:
+        assert sum(steps) >= 10**6
 
 
 def test_a_front_counts_as_the_engines_do(monkeypatch):

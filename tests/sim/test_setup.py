@@ -127,12 +127,22 @@ def test_arrivals_by_name(arrival, shape):
 
 def test_prompts_apart_take_time_to_travel():
     slow, fast = (
-        prepared(replicas=2, prefill_replicas=1, transfer_gb_s=rate).run().report.records[0]
+        prepared(replicas=2, prefill_replicas=1, transfer_gb_s=rate, max_local_prefill_length=0)
+        .run()
+        .report.records[0]
         for rate in (0.1, 100.0)
     )
     kv_bytes = 2 * 8 * 128 * 2 * 32 * 200
     expected = kv_bytes / 0.1e9 - kv_bytes / 100e9
     assert slow.itls[0] - fast.itls[0] == pytest.approx(expected, abs=1e-6)
+
+
+def test_prompts_stay_where_their_kv_would_take_longer_to_come():
+    made = prepared(replicas=2, prefill_replicas=1, transfer_gb_s=0.1)
+    roles = made.run().as_json()["simulation"]["roles"]
+    assert roles["prefill"]["busy"] == 0.0 and roles["decode"]["busy"] > 0.5
+    assert roles["prefill"]["p50_ttft_ms"] and roles["decode"]["p99_tpot_ms"]
+    assert "prefill: 1 replicas, 0% busy; TTFT" in made.run().as_text()
 
 
 def test_routers_have_the_names_that_flags_know():
@@ -150,6 +160,11 @@ def test_outages_are_read():
         (lambda: FleetSettings(fail=("zero",)), "no outage: write 0@30"),
         (lambda: FleetSettings(replicas=0), "replicas must be at least 1"),
         (lambda: FleetSettings(transfer_gb_s=10.0), "without prefill_replicas"),
+        (lambda: FleetSettings(max_local_prefill_length=1), "without prefill_replicas"),
+        (
+            lambda: FleetSettings(prefill_replicas=1, max_local_prefill_length=-1),
+            "max_local_prefill_length must be at least 0",
+        ),
         (lambda: FleetSettings(prefill_replicas=1, transfer_gb_s=0.0), "above 0"),
         (lambda: ClientSettings(turns=0), "turns must be at least 1"),
         (lambda: ClientSettings(think_time=1.0), "give turns"),

@@ -75,6 +75,9 @@ def fill_workbench(folder: Path, model: Path, gguf: Path) -> None:
         '[[devices]]\nname = "Mine"\nmemory_gib = 8\nbandwidth_gb_s = 100\n'
         "dense_tflops = { fp16 = 10 }\n"
     )
+    loads = [[n * n % 97 for n in range(64)]] * 2
+    counted = {"model": "tiny", "architecture": "MixtralForCausalLM", "loads": loads}
+    (folder / "loads.json").write_text(json.dumps({"format": "octavo expert loads 1", **counted}))
     chat = {
         "messages": [
             {"role": "user", "content": WORDS},
@@ -85,6 +88,10 @@ def fill_workbench(folder: Path, model: Path, gguf: Path) -> None:
     write_lines(folder / "prompts.jsonl", [{"prompt": WORDS}] * 4)
     write_lines(folder / "questions.jsonl", [{"prompt": WORDS}] * 4)
     _write_traces(folder)
+    (folder / "home" / "calibrations").mkdir(parents=True, exist_ok=True)
+    loopback = {"link_schema": 1, "name": "loopback", "latency_s": 4e-5, "latency_p99_s": 1e-4}
+    loopback |= {"bandwidth": 1e9, "measured_at": "2026-11-28T16:00:00+00:00"}
+    (folder / "home" / "calibrations" / "link-loopback.json").write_text(json.dumps(loopback))
 
 
 def _write_traces(folder: Path) -> None:

@@ -31,7 +31,7 @@ from octavo.layers.latent_config import LatentConfig
 from octavo.layers.module import named_parameters
 from octavo.layers.rope_config import RopeConfig
 from octavo.layers.tensors import with_tensors
-from octavo.models.config import ExpertsConfig, ModelConfig
+from octavo.models.config import ExpertsConfig, KVSpec, ModelConfig
 from octavo.models.registry import model_class
 from octavo.quantization.base import StoredWeight
 from octavo.quantization.ggml_types import GGMLType
@@ -236,8 +236,10 @@ class PackedOnce:
         return self._made[key][1]
 
 
-def kv_cache_of(config: ModelConfig, kv: str = "float32", device: str = "cpu") -> KVCache:
-    kept = config.kv_layers[0]
+def kv_cache_of(
+    config: ModelConfig, kv: str = "float32", device: str = "cpu", kept: KVSpec | None = None
+) -> KVCache:
+    kept = kept or config.kv_layers[0]
     return KVCache(
         config.num_layers,
         NUM_BLOCKS,

@@ -29,6 +29,7 @@ class SlowStorage:
         forgets: float = 0.0,
         refuses: float = 0.0,
     ):
+        self.place, self.figures = "disk", {}
         self.num_errors = 0
         self.room = len(rows)
         self.is_stuck = False

@@ -7,15 +7,20 @@ and threads, and learns of steps by messages.
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 from octavo.base.errors import PeerEndedError
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.following_forward import Follower, follow
 from octavo.runtime.rank import Rank
 from octavo.runtime.rank_memory import DESCRIPTORS, Membership, RankMemory
+from octavo.serving.follower import follower_of
 
 _NUM_BYTES = 8 << 30  # of address space
 
@@ -28,19 +33,24 @@ def start_ranks(
     memory = RankMemory(size, stages, num_bytes=_NUM_BYTES, is_crowded=True)
     failures: list[BaseException] = []
     threads = []
+    folder = tempfile.TemporaryDirectory(prefix="octavo-test-")
+    spec = replace(spec, meeting_point=Path(folder.name) / "ranks")
     for number in range(1, size * stages):
         membership = membership_of(memory, number)
-        follower = Rank.of_model(_joined(spec, membership), model, config)
-        follower.start(limits)
-        work = _work(membership, memory, follower, failures)
+        make = partial(_started, _joined(spec, membership), model, config, limits)
+        work = _work(membership, memory, make, failures)
         threads.append(threading.Thread(target=work, name=f"rank {number}", daemon=True))
-    lead = Rank.of_model(_joined(spec, memory.home), model, config)
-    lead.start(limits)
-    for thread in threads:
-        thread.start()
+        threads[-1].start()  # ranks of fused kernels wait for each other while they load
+    lead = _started(_joined(spec, memory.home), model, config, limits)
     lead.failures_of_followers = failures
-    weakref.finalize(lead, _end, memory, threads)
+    weakref.finalize(lead, _end, memory, threads, folder)
     return lead
+
+
+def _started(spec: RankSpec, model, config, limits: RankLimits) -> Rank:
+    rank = Rank.of_model(spec, model, config)
+    rank.start(limits)
+    return rank
 
 
 def membership_of(memory: RankMemory, number: int) -> Membership:
@@ -54,10 +64,15 @@ def _joined(spec: RankSpec, membership: Membership) -> RankSpec:
     return replace(spec, group=membership.group, pipeline=membership.pipeline)
 
 
-def _work(membership: Membership, memory: RankMemory, rank: Rank, failures: list[BaseException]):
+def _work(
+    membership: Membership,
+    memory: RankMemory,
+    make: Callable[[], Rank],
+    failures: list[BaseException],
+):
     def work() -> None:
         try:
-            follow(membership.messages, Follower(rank.forward))
+            follow(membership.messages, follower_of(make().forward))
         except PeerEndedError:
             pass
         except BaseException as error:  # the others must not wait for it
@@ -67,10 +82,13 @@ def _work(membership: Membership, memory: RankMemory, rank: Rank, failures: list
     return work
 
 
-def _end(memory: RankMemory, threads: list[threading.Thread]) -> None:
+def _end(
+    memory: RankMemory, threads: list[threading.Thread], folder: tempfile.TemporaryDirectory
+) -> None:
     memory.abort()
     for thread in threads:
         thread.join(10)
+    folder.cleanup()
 
 
 def lone_follower(like: Rank, model, config) -> Follower:

@@ -6,6 +6,8 @@ import dataclasses
 import signal
 import socket
 
+from socket_engine import SocketEngine, SocketLauncher
+
 from octavo.server.engine.generation import EngineFacts
 from octavo.server.engine.wire import encode_message
 
@@ -18,7 +20,7 @@ SILENCE = None
 DEATH = {"ev": "dead"}
 
 
-class ScriptedEngine:
+class ScriptedEngine(SocketEngine):
     """Says its line; ends when it is told to."""
 
     def __init__(self, line):
@@ -42,7 +44,7 @@ class ScriptedEngine:
         return ["r1", "r2"]
 
 
-class ScriptedLauncher:
+class ScriptedLauncher(SocketLauncher):
     """Launches an engine for each line, or raises it; the last one for ever."""
 
     def __init__(self, *script):

@@ -12,6 +12,8 @@ import dataclasses
 import signal
 import socket
 
+from socket_engine import SocketEngine, SocketLauncher
+
 from octavo.core.stats import StepStats
 from octavo.server.engine.generation import EngineFacts
 from octavo.server.engine.wire import MessageDecoder, encode_message, record_to_list
@@ -32,7 +34,7 @@ class Job:
     num_tokens: int = 0
 
 
-class TableEngine:
+class TableEngine(SocketEngine):
     """An EngineProcess on the event loop that gives it its messages."""
 
     def __init__(self, launcher):
@@ -132,7 +134,7 @@ class TableEngine:
         return self.record
 
 
-class TableLauncher:
+class TableLauncher(SocketLauncher):
     def __init__(self):
         self.engines = []
         self.seen = _Lists()

@@ -10,6 +10,7 @@ import threading
 import time
 
 from hash_model import HashExecutor
+from socket_engine import SocketEngine, SocketLauncher
 
 from octavo.assembly.engine import build_engine
 from octavo.base.errors import EngineError
@@ -54,7 +55,7 @@ class Moody(HashExecutor):
         return super().submit(batch)
 
 
-class ThreadEngine:
+class ThreadEngine(SocketEngine):
     """An EngineProcess in this process."""
 
     def __init__(self, tokenizer, failure=None):
@@ -108,7 +109,7 @@ class ThreadEngine:
         return self.record.read()
 
 
-class ThreadLauncher:
+class ThreadLauncher(SocketLauncher):
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
         self.engines = []

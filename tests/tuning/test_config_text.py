@@ -34,6 +34,11 @@ def test_notes_come_first_and_are_no_settings():
     assert all(note.startswith("# ") and len(note) <= 100 for note in notes)
 
 
+def test_a_setting_has_its_reason_before_it():
+    said = config_text("a.yaml", {"model": "m", "seed": 1}, ["note"], {"seed": "because"})
+    assert said.splitlines() == ["# note", "", 'model: "m"', "", "# because", "seed: 1"]
+
+
 @pytest.mark.parametrize("name", ["a.json", "a", "a.yaml.txt"])
 def test_other_formats_are_refused(name):
     with pytest.raises(ConfigError, match="is written as .yaml or .toml"):

@@ -23,7 +23,7 @@ from ctypes import (
 )
 from typing import Any
 
-OCT_ABI_VERSION = 15
+OCT_ABI_VERSION = 16
 
 OCT_OK = 0
 OCT_ERR_ARGUMENT = -1
@@ -328,13 +328,22 @@ class Expert(Structure):
     )
 
 
+class ExpertPlaces(Structure):
+    _fields_ = _fields(
+        (c_int32, "rank num_ranks"),
+        (c_void_p, "begin ranks"),
+    )
+
+
 class ExpertsArgs(Structure):
     _fields_ = _fields(
-        (c_int32, "hidden inner first_hidden first_inner epilogue"),
+        (c_int32, "hidden inner first_hidden num_hidden first_inner epilogue"),
         (c_float, "eps remainder_above inner_remainder_above"),
         (Routing, "routing"),
         (POINTER(Expert), "experts"),
-        (c_void_p, "in norm logits residual out loads inner_rows"),  # "in": as of LinearArgs
+        # "in": as of LinearArgs
+        (c_void_p, "in norm logits residual out loads inner_rows output_rows"),
+        (ExpertPlaces, "places"),
     )
 
 

@@ -16,13 +16,13 @@ import os
 import sys
 import weakref
 from array import array
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from octavo.base.errors import ConfigError, EngineError
 from octavo.kernels.cpu.library import Library, load
-from octavo.kernels.parts import Part
 
 # Address space of a group, of which pages are taken as they are written.
 _NUM_BYTES = 64 << 30
@@ -56,6 +56,7 @@ class ShmGroup:
         self.fd = fd
         self._library = library or load()
         self._memory = _map(fd)
+        self._when_aborted: list[Callable[[], object]] = []
         self._used = self._library.check(self._library.lib.oct_group_bytes(size))
         address = self._memory.ctypes.data
         handle = self._library.lib.oct_group_open(address, rank, size, is_crowded)
@@ -117,10 +118,6 @@ class ShmGroup:
         return cls(fd, rank, size, is_crowded, library)
 
     @property
-    def part(self) -> Part:
-        return Part(self.rank, self.size)
-
-    @property
     def handle(self) -> int | None:
         """The address of the ``oct_group``, for structs."""
         return self._as_parameter_.value
@@ -174,6 +171,13 @@ class ShmGroup:
     def abort(self) -> None:
         """End all waiting, of all ranks, for ever. May be called from any thread."""
         self._library.lib.oct_group_abort(self)
+        for callback in self._when_aborted:
+            callback()
+
+    def when_aborted(self, callback: Callable[[], object]) -> None:
+        """Have ``callback`` called in the thread that aborts the group, if one of this process
+        does."""
+        self._when_aborted.append(callback)
 
     @property
     def counts(self) -> GroupCounts:

@@ -22,8 +22,9 @@ from octavo.kernels.cpu.layout import TILE, experts_bytes
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.recurrence import StateLayout, recurrence_structs
 from octavo.kernels.division import Division, HeadSlice, head_slices
+from octavo.kernels.expert_places import LayerPlaces
 from octavo.kernels.fused_ops import FusedNorm, FusedOp, WeightRef
-from octavo.kernels.parts import WHOLE
+from octavo.kernels.parts import WHOLE, Part
 from octavo.kernels.recorder import RopeTable, Value
 from octavo.kernels.routing import CLAMPED_SWIGLU, ExpertWeights, Routing
 
@@ -79,7 +80,8 @@ class Program:
     ``packed(weight)`` returns the struct of a weight that was packed before; it must stay valid as
     long as the program. ``kept`` are values that :meth:`buffer` can return after a step, in
     addition to those of the head and of inputs. Without a head, ``vocab_size`` is 0 and nothing is
-    sampled: so it is in all stages of a pipeline but the last.
+    sampled: so it is in all stages of a pipeline but the last. Of a ``group``, it computes
+    ``part``, which is that of the group's rank.
     """
 
     def __init__(
@@ -93,9 +95,10 @@ class Program:
         kept: Collection[Value] = (),
         latent_weights: LatentWeights | None = None,
         group: ShmGroup | None = None,
+        part: Part = WHOLE,
     ):
         self.library, self.pool, self.group = library, pool, group
-        self._division = Division(ops, WHOLE if group is None else group.part)
+        self._division = Division(ops, part)
         self.ops, self.num_ops = ops, len(ops)
         self.max_tokens = max_tokens
         head = ops[-1]
@@ -110,8 +113,11 @@ class Program:
         self._cos_sin: list[np.ndarray] = []  # of each of these, as long as steps read it
         self._num_positions = 0
         self.seconds = 0.0  # spent in steps so far
-        # For each op of experts, the tokens that each expert has processed so far: int64 [E].
+        # For each op of experts, the tokens that were routed to each expert so far, of all ranks:
+        # int64 [E].
         self.expert_loads: list[np.ndarray] = []
+        # Memory of the group for rows of experts, by its size: of one op after the other.
+        self._expert_rows: dict[int, np.ndarray] = {}
         self._buffers = _Arena(ops, max_tokens, kept, self._division, group)
         made = [node for op in ops for node in self._nodes(op)]
         self._nodes_array = (abi.Node * len(made))(*made)
@@ -132,6 +138,7 @@ class Program:
             self.max_tokens,
             latent_weights=self._latent_weights,
             group=self.group,
+            part=self._division.part,
         )
 
     def step(self, batch: abi.Batch, max_seq_len: int) -> None:
@@ -173,7 +180,8 @@ class Program:
                 share = routing.top_k, routing.num_experts
                 for expert in arguments.experts[: routing.num_experts]:
                     for weight in (expert.gate, expert.up, expert.down):
-                        yield node.op, weight, share
+                        if weight.data:  # else another rank has it
+                            yield node.op, weight, share
             elif node.op == abi.OCT_OP_LATENT:
                 latent = ctypes.cast(node.args, _LATENT).contents
                 outputs = latent.num_heads * (latent.nope_dim + latent.value_dim)
@@ -369,17 +377,12 @@ class Program:
 
     def _experts(self, op: fused_ops.FusedExperts) -> abi.ExpertsArgs:
         hidden, inner = op.out.width, op.experts[0].gate.shape[0]
-        outputs, between = self._division.of_rows(hidden), self._division.of_rows(inner)
-        inner_rows = None
-        if self.group is not None and self._division.is_divided(inner):
-            rows = self.group.allocate(
-                experts_bytes(hidden, inner, op.routing.top_k, self.max_tokens)
-            )
-            self._kept.append(rows)
-            inner_rows = rows.ctypes.data
-        experts = (abi.Expert * len(op.experts))(
-            *(self._expert(expert, between, outputs) for expert in op.experts)
-        )
+        division, outputs = self._division, self._division.of_rows(hidden)
+        rows = division.expert_rows(op)
+        experts = (abi.Expert * len(op.experts))()  # those of other ranks stay zeros
+        for index, expert in enumerate(op.experts):
+            if division.has_expert(op, index):
+                experts[index] = self._expert(expert, *rows)
         loads = np.zeros(len(experts), dtype=np.int64)
         self._kept += [experts, loads]
         self.expert_loads.append(loads)
@@ -387,7 +390,8 @@ class Program:
             hidden=hidden,
             inner=inner,
             first_hidden=outputs.start,
-            first_inner=between.start,
+            num_hidden=len(outputs),
+            first_inner=rows[0].start,
             epilogue=_EPILOGUES[op.activation],
             remainder_above=op.remainder_above,
             inner_remainder_above=op.inner_remainder_above,
@@ -397,13 +401,40 @@ class Program:
             residual=None if op.residual is None else self._at(op.residual),
             out=self._at(op.out),
             loads=loads.ctypes.data,
-            inner_rows=inner_rows,
         )
         setattr(arguments, "in", self._at(op.source))
+        if division.exchanged_width(op):
+            exchanged = self._rows_to_exchange(op).ctypes.data
+            if (places := division.places(op)) is None:
+                arguments.inner_rows = exchanged
+            else:
+                arguments.output_rows = exchanged
+                arguments.places = self._expert_places(places)
         if op.norm is not None:
             arguments.norm, arguments.eps = self._constant(op.norm.weight), op.norm.eps
         self.library.check(self.library.lib.oct_check_experts(ctypes.byref(arguments)))
         return arguments
+
+    def _rows_to_exchange(self, op: fused_ops.FusedExperts) -> np.ndarray:
+        """Return shared memory for rows of experts, which ops use in turn if all ranks meet behind
+        each of them."""
+        assert self.group is not None
+        hidden, inner = op.out.width, op.experts[0].gate.shape[0]
+        num_bytes = experts_bytes(hidden, inner, op.routing.top_k, self.max_tokens)
+        if (rows := self._expert_rows.get(num_bytes)) is None:
+            rows = self.group.allocate(num_bytes)
+            self._kept.append(rows)
+            if self._division.meets(op):
+                self._expert_rows[num_bytes] = rows
+        return rows
+
+    def _expert_places(self, places: LayerPlaces) -> abi.ExpertPlaces:
+        counts = [len(ranks) for ranks in places]
+        begin = np.cumsum([0, *counts], dtype=np.int32)
+        ranks = np.array([rank for each in places for rank in each], dtype=np.int32)
+        self._kept += [begin, ranks]
+        part = self._division.part
+        return abi.ExpertPlaces(part.rank, part.size, begin.ctypes.data, ranks.ctypes.data)
 
     def _expert(self, expert: ExpertWeights, between: range, outputs: range) -> abi.Expert:
         rows = between, between, outputs

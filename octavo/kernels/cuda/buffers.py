@@ -71,10 +71,7 @@ class Buffers:
         self._opened: dict[Value, _Columns] = {}  # for values whose product was given a buffer
         # Buffers that hold no value at the moment.
         self._free: dict[_Kind, list[_Buffer]] = defaultdict(list)
-        # Routers are computed in float32, and so are their logits.
-        self._wide = {
-            each.logits.source for each in ops if isinstance(each, fused_ops.FusedExperts)
-        }
+        self._wide = set(_wide_values(ops))
         self._used: list[_Buffer] = []
         self.num_bytes = 0
         if lent is not None:
@@ -182,3 +179,13 @@ def _joined_values(ops: Sequence[FusedOp]) -> Iterator[tuple[Value, tuple[Value,
             group = tuple(segment.out.source for segment in op.segments)
             if len(group) > 1:
                 yield from ((value, group) for value in group)
+
+
+def _wide_values(ops: Sequence[FusedOp]) -> Iterator[Value]:
+    """Yields the values that are float32, whatever others are: logits of routers, and the terms of
+    canonical sums."""
+    for op in ops:
+        if isinstance(op, fused_ops.FusedExperts):
+            yield op.logits.source
+        elif isinstance(op, fused_ops.FusedSum) and op.is_canonical:
+            yield from (term.source for term in op.terms)

@@ -50,7 +50,13 @@ _CODED_PROGRAMS = 3
 
 
 def tiling_of(
-    weight: Matrix, rows: int, num_processors: int, *, gated: bool = False, row_tiles: int = 1
+    weight: Matrix,
+    rows: int,
+    num_processors: int,
+    *,
+    gated: bool = False,
+    row_tiles: int = 1,
+    of_outputs: int | None = None,
 ) -> Tiling:
     """Choose how ``linear`` cuts a weight on a GPU with ``num_processors`` multiprocessors.
 
@@ -59,9 +65,12 @@ def tiling_of(
             except for the instructions that a GPU has for so many rows.
         gated: whether there is an activation.
         row_tiles: maximal tiles of rows in one launch.
+        of_outputs: outputs of the matrix that the weight is a part of, whose number of splits it
+            shall have; None: it is none.
     """
     n, k = weight.shape
-    num_outputs = n // 2 if gated else n
+    halves = 2 if gated else 1
+    num_outputs = n // halves
     is_dense = isinstance(weight, DenseWeight)
     return cut(
         num_outputs,
@@ -73,6 +82,7 @@ def tiling_of(
         part_size=rows * BLOCK_N,
         rows=rows,
         row_tiles=row_tiles,
+        of_outputs=None if of_outputs is None else of_outputs // halves,
     )
 
 

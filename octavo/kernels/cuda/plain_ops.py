@@ -17,7 +17,7 @@ from octavo.kernels.cuda.ops import (
     LatentLayer,
     StepTensors,
 )
-from octavo.kernels.cuda.products import ACTIVATIONS, PlainProducts
+from octavo.kernels.cuda.products import ACTIVATIONS, Multiply, PlainProducts
 from octavo.kernels.experts import add_up, clamped_swiglu, route
 from octavo.kernels.op_arguments import RopeArguments, RowNorm
 from octavo.kernels.routing import CLAMPED_SWIGLU
@@ -28,8 +28,8 @@ _GATES = {**ACTIVATIONS, CLAMPED_SWIGLU: clamped_swiglu}
 class PlainOps:
     """Implements :class:`octavo.kernels.cuda.ops.StepOps` and ``LatentOps`` in plain torch."""
 
-    def __init__(self) -> None:
-        self.products = PlainProducts()
+    def __init__(self, multiply: Multiply = reference.linear) -> None:
+        self.products, self._multiply = PlainProducts(multiply), multiply
 
     def reset(self) -> None:
         self.products.reset()
@@ -82,10 +82,10 @@ class PlainOps:
         )
 
         def run(index: int, taken: Tensor) -> Tensor:
-            gate, up = reference.linear(taken, *gates_up[index]).chunk(2, dim=1)
+            gate, up = self._multiply(taken, *gates_up[index]).chunk(2, dim=1)
             inner = _GATES[layer.activation](gate, up)
             # Between its two products, an expert rounds as the kernels do.
-            return reference.linear(inner.to(x.dtype).float(), *downs[index])
+            return self._multiply(inner.to(x.dtype).float(), *downs[index])
 
         made = add_up(rows, ids, weights, run)
         out.copy_(made if residual is None else residual + made)

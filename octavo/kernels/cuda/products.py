@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.kernels import reference
@@ -62,14 +63,23 @@ class Products(Protocol):
         ...
 
 
+class Multiply(Protocol):
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Compute x [T, K] @ weight [N, K] transposed, plus bias [N], in float32."""
+        ...
+
+
 class PlainProducts:
     """Products in float32, rounded once at the end: the oracle of all others."""
+
+    def __init__(self, multiply: Multiply = reference.linear):
+        self._multiply = multiply
 
     def linear(self, x: Tensor, weight: DeviceWeight, out: Tensor, fusion: GemmFusion) -> None:
         values = x.float()
         if fusion.norm is not None:
             values = reference.rmsnorm(values, fusion.norm.weight.float(), fusion.norm.eps)
-        made = reference.linear(values, weight.dense(torch.float32), fusion.bias)
+        made = self._multiply(values, weight.dense(torch.float32), fusion.bias)
         if fusion.activation is not None:
             made = ACTIVATIONS[fusion.activation](*made.chunk(2, dim=1))
         out.copy_(out + made if fusion.accumulate else made)
@@ -79,3 +89,16 @@ class PlainProducts:
 
     def reset(self) -> None:
         pass  # nothing is counted
+
+
+def multiply_in_blocks(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Multiply as ``reference.linear`` does, so that an output has the same bits whatever other
+    outputs the weight has: in blocks of as many outputs as rows, filled up with zeros."""
+    (num_rows, k), num_outputs, size = x.shape, weight.shape[0], reference.ROW_TILE
+    rows = F.pad(x, (0, 0, 0, -num_rows % size)).view(-1, size, k)
+    blocks = F.pad(weight, (0, 0, 0, -num_outputs % size)).view(-1, size, k)
+    made = torch.stack(
+        [torch.bmm(blocks, tile.t().expand(len(blocks), k, size)).flatten(0, 1) for tile in rows]
+    )
+    out = made.transpose(1, 2).reshape(-1, made.shape[1])[:num_rows, :num_outputs].contiguous()
+    return out if bias is None else out + bias.to(out.dtype)

@@ -3,6 +3,7 @@
     Linear        (the norm of a sum >) one product with all of its matrices, side by side
     Attention     norms of heads, rotation, the writing of KV > attention
     Rows, Check   one op each
+    Sum           parts of a product, added up over the ranks of a group, to the residual
     Head          requested rows > norm > product > softcap
 
 All outputs are allocated in advance, so a step allocates nothing, and a CUDA graph of it can be
@@ -23,6 +24,7 @@ from torch import Tensor
 from octavo.kernels import fused_ops
 from octavo.kernels.cuda.attention_plan import Scoring
 from octavo.kernels.cuda.buffers import Buffers
+from octavo.kernels.cuda.device_group import ALONE, DeviceGroup, add_in_pairs
 from octavo.kernels.cuda.ops import (
     Attend,
     AttentionLayer,
@@ -69,6 +71,7 @@ class FusedProgram:
         max_rows: for which logits are computed at once.
         max_positions: of a sequence. Rotations are computed for all of them, once.
         kept: values that :meth:`buffer` can return after a step.
+        group: the ranks that compute a step together, of which ``ops`` are one's.
 
     Raises:
         CannotFuse: the kernels do not support an op; says why.
@@ -86,8 +89,10 @@ class FusedProgram:
         max_rows: int,
         max_positions: int,
         kept: Collection[Value] = (),
+        group: DeviceGroup = ALONE,
     ):
         self._kernels, self._weight_of, self._kv_cache = kernels, weight_of, kv_cache
+        self._group = group
         self._dtype, self._device = dtype, device
         self._max_tokens = max_tokens
         self._constants = _Constants(device, max_positions)
@@ -95,6 +100,8 @@ class FusedProgram:
         assert isinstance(head, fused_ops.FusedHead)
         # Hidden states of the requested rows.
         self._hidden = torch.zeros(max_rows, head.source.width, dtype=dtype, device=device)
+        self._logits_of_ranks = self._room_for_logits(head, max_rows)
+        self._sums_of_ranks = self._room_for_sums(ops)
         # 1 where the activations of a token are NaN or infinite.
         self.damaged = torch.zeros(max_tokens, dtype=torch.int32, device=device)
         self._build(ops, kept)
@@ -125,18 +132,34 @@ class FusedProgram:
         self._kernels.reset()
 
     def logits(self, rows: Tensor, out: Tensor) -> None:
-        """Compute logits of ``rows`` (int32 [R]) of the last step, to out (float32 [R, V])."""
+        """Compute logits of ``rows`` (int32 [R]) of the last step, to out (float32 [R, V]); of a
+        group, all ranks have to, and rank 0 gets them."""
         head, hidden = self._head, self._hidden[: len(rows)]
         source = self._buffers.tensor(head.source)
         if self._head_norm is None:
             torch.index_select(source, 0, rows, out=hidden)
         else:
             self._kernels.norm(source, self._head_norm, hidden, rows)
-        self._kernels.products.linear(hidden, self._head_weight, out, GemmFusion())
+        if self._logits_of_ranks is None:
+            self._kernels.products.linear(hidden, self._head_weight, out, GemmFusion())
+        else:
+            self._gather_logits(hidden, self._logits_of_ranks[:, : len(rows)], out)
         if head.scale is not None:
             out.mul_(head.scale)
         if head.softcap is not None:
             self._kernels.softcap(out, head.softcap)
+
+    def _gather_logits(self, hidden: Tensor, made: Tensor, out: Tensor) -> None:
+        """Compute the rank's logits, and have rank 0 gather those of all.
+
+        ``made``: [ranks, R, most tokens of a rank], of others than rank 0 [1, ...].
+        """
+        own = made[0]  # rank 0's own place, too
+        width = self._head.weight.shape[0]
+        self._kernels.products.linear(hidden, self._head_weight, own[:, :width], GemmFusion())
+        if self._group.gather(own, made):
+            for tokens, logits in zip(self._head.tokens_of_ranks, made, strict=True):
+                out[:, tokens.start : tokens.stop].copy_(logits[:, : len(tokens)])
 
     def buffer(self, value: Value) -> Tensor:
         """Activations of a kept value, or of an input: [max_tokens, width]."""
@@ -150,7 +173,23 @@ class FusedProgram:
     @property
     def num_bytes(self) -> int:
         """Bytes of activations."""
-        return self._buffers.num_bytes + self._hidden.nbytes + self.damaged.nbytes
+        own = self._hidden, self.damaged, self._logits_of_ranks, self._sums_of_ranks
+        return self._buffers.num_bytes + sum(each.nbytes for each in own if each is not None)
+
+    def _room_for_logits(self, head: fused_ops.FusedHead, max_rows: int) -> Tensor | None:
+        """Float32 [ranks, rows, most tokens of a rank], or [1, ...]; None if a rank has all."""
+        if not head.tokens_of_ranks:
+            return None
+        count = self._group.size if self._group.rank == 0 else 1
+        most = max(map(len, head.tokens_of_ranks))
+        return torch.zeros(count, max_rows, most, device=self._device)
+
+    def _room_for_sums(self, ops: Sequence[FusedOp]) -> Tensor | None:
+        """Float32 [ranks x max_tokens x width], for canonical sums over ranks."""
+        sums = [op for op in ops if isinstance(op, fused_ops.FusedSum)]
+        widths = [op.out.width for op in sums if op.is_divided and op.is_canonical]
+        size = self._group.size * self._max_tokens * max(widths, default=0)
+        return torch.zeros(size, device=self._device) if size else None
 
     def _build(
         self, ops: Sequence[FusedOp], kept: Collection[Value], lent: Buffers | None = None
@@ -158,7 +197,7 @@ class FusedProgram:
         head = ops[-1]
         assert isinstance(head, fused_ops.FusedHead)
         self.ops, self._head = ops, head
-        self.vocab_size = head.weight.shape[0]
+        self.vocab_size = head.vocab_size
         self._buffers = Buffers(ops, self._max_tokens, self._dtype, self._device, kept, lent)
         self._tensors = _Tensors()
         self._launches = [launch for op in ops for launch in self._launches_of(op)]
@@ -181,6 +220,8 @@ class FusedProgram:
                 yield self._each_row(self._kernels.find_damage, source, self.damaged)
             case fused_ops.FusedExperts():
                 yield from self._experts(op)
+            case fused_ops.FusedSum():
+                yield self._sum_of_parts(op)
             case fused_ops.FusedHead():
                 pass  # ``logits`` computes it
 
@@ -188,13 +229,35 @@ class FusedProgram:
         rows, table = self._kernels.products.rows, self._weight_of([op.weight])
         out = self._buffers.tensor(op.out)
         (at,) = self._tensors.places(out)
-        yield lambda running: rows(table, running.step.token_ids, running.rows[at])
+        if op.token_ids is None:
+            yield lambda running: rows(table, running.step.token_ids, running.rows[at])
+        else:
+            yield self._embed_own(op.token_ids, table, out)
         if op.scale != 1.0:
             # Rounded to the activations' type first, as models with one were trained.
             scale = torch.tensor(op.scale, dtype=self._dtype).item()
             yield self._each_row(lambda x: x.mul_(scale), out)
         if op.positions is not None:
             yield self._embed_positions(op.positions, op.position_offset, out)
+
+    def _embed_own(self, own: range, table: DeviceWeight, out: Tensor) -> _Launch:
+        """Embeds the tokens that the rank has, and adds up what all ranks have: zeros, but of
+        one."""
+        rows, group = self._kernels.products.rows, self._group
+        ids = torch.zeros(self._max_tokens, dtype=torch.int32, device=self._device)
+        is_other = torch.zeros(self._max_tokens, 1, dtype=torch.bool, device=self._device)
+        places = self._tensors.places(ids, is_other, out)
+
+        def embed(running: _Running) -> None:
+            at, others, made = (running.rows[place] for place in places)
+            torch.sub(running.step.token_ids, own.start, out=at)
+            torch.ne(at.clamp(0, len(own) - 1), at, out=others[:, 0])
+            at.clamp_(0, len(own) - 1)
+            rows(table, at, made)
+            made.masked_fill_(others, 0)
+            group.sum(made)
+
+        return embed
 
     def _embed_positions(self, matrix: WeightRef, offset: int, out: Tensor) -> _Launch:
         rows, table = self._kernels.products.rows, self._weight_of([matrix])
@@ -211,6 +274,8 @@ class FusedProgram:
 
     def _linear(self, op: fused_ops.FusedLinear) -> Iterator[_Launch]:
         source, norm = self._buffers.tensor(op.source), self._norm(op.norm)
+        if op.first_input or op.segments[0].weight.shape[1] < op.source.width:
+            source = source[:, op.first_input :][:, : op.segments[0].weight.shape[1]]
         if op.added is not None and norm is None:
             assert op.sum_out is not None
             yield from self._sum(op)
@@ -249,6 +314,34 @@ class FusedProgram:
         yield self._each_row(lambda x, y: linear(x, weight, y, fusion), source, product)
         yield from self._residual(op, out)
         yield self._each_row(lambda x, y: x.add_(y, alpha=scale), out, product)
+
+    def _sum_of_parts(self, op: fused_ops.FusedSum) -> _Launch:
+        """Adds up the parts of a product. Their own tensors keep what comes in between: nothing
+        else reads them."""
+        group, gathered, scale = self._group, self._sums_of_ranks, op.scale
+        tensors = [self._buffers.tensor(value) for value in (op.out, *op.terms)]
+        residual = None if op.residual is None else self._buffers.tensor(op.residual)
+        places = self._tensors.places(*tensors, *([] if residual is None else [residual]))
+        num_terms = len(op.terms)
+
+        def sum_of_parts(running: _Running) -> None:
+            out, *terms = (running.rows[place] for place in places)
+            before = terms[num_terms:]
+            total = add_in_pairs(terms[:num_terms])
+            if op.is_divided and op.is_canonical:
+                assert gathered is not None
+                of_ranks = gathered[: group.size * total.numel()].view(-1, *total.shape)
+                group.gather_everywhere(total, of_ranks)
+                total = add_in_pairs(list(of_ranks))
+            elif op.is_divided:
+                group.sum(total)
+            if before:
+                total = torch.add(before[0], total, alpha=1.0 if scale is None else scale)
+            elif scale is not None:
+                total = total.mul_(scale)
+            out.copy_(total)
+
+        return sum_of_parts
 
     def _sum(self, op: fused_ops.FusedLinear) -> Iterator[_Launch]:
         """Launches of a linear's input sum that has no norm behind it."""

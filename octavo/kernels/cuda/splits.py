@@ -69,11 +69,16 @@ def cut(
     part_size: int,
     rows: int = 16,
     row_tiles: int = 1,
+    of_outputs: int | None = None,
 ) -> Tiling:
     """The tiling for a weight of n outputs and k inputs: ``programs_each`` programs for each
-    multiprocessor, unless splits get too short."""
+    multiprocessor, unless splits get too short.
+
+    ``of_outputs``: the number of splits is that of a weight of so many outputs.
+    """
     num_tiles, steps = triton.cdiv(n, block_n), triton.cdiv(k, block_k)
-    wanted = triton.cdiv(programs_each * num_processors, num_tiles)
+    whole_tiles = num_tiles if of_outputs is None else triton.cdiv(of_outputs, block_n)
+    wanted = triton.cdiv(programs_each * num_processors, whole_tiles)
     steps_each = triton.cdiv(steps, max(1, min(wanted, steps // _MIN_STEPS)))
     splits = triton.cdiv(steps, steps_each)
     split_k = steps_each * block_k

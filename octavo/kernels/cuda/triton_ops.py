@@ -35,6 +35,7 @@ from octavo.kernels.cuda.triton_products import TritonProducts, WeightUse
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.fused_ops import FusedOp, WeightRef
 from octavo.kernels.op_arguments import RowNorm
+from octavo.kernels.sum_division import MatrixPart
 
 
 class TritonOps:
@@ -148,7 +149,7 @@ def create_triton_ops(
     Raises:
         ConfigError: the kernels cannot read a KV cache like this one.
     """
-    uses = _uses(ops, weight_of, max_tokens, max_rows)
+    uses = _uses(ops, weight_of, max_tokens, max_rows, is_invariant)
     conditions = GemmConditions(gpu, dtype, is_invariant, activations)
     products = TritonProducts(uses, conditions, device)
     kinds = _head_shapes(ops, kv_cache, dtype)
@@ -163,13 +164,23 @@ def _uses(
     weight_of: Callable[[Sequence[WeightRef]], DeviceWeight],
     max_tokens: int,
     max_rows: int,
+    is_invariant: bool,
 ) -> Iterator[WeightUse]:
     for op in ops:
         if isinstance(op, fused_ops.FusedLinear):
-            weight = weight_of([segment.weight for segment in op.segments])
-            yield WeightUse(weight, max_tokens, gated=op.activation is not None)
+            matrices, gated = [segment.weight for segment in op.segments], op.activation is not None
+            most = max_tokens
         elif isinstance(op, fused_ops.FusedHead):
-            yield WeightUse(weight_of([op.weight]), max_rows)
+            matrices, gated, most = [op.weight], False, max_rows
+        else:
+            continue
+        whole = sum(_whole(matrix).shape[0] for matrix in matrices) if is_invariant else None
+        yield WeightUse(weight_of(matrices), most, gated, whole)
+
+
+def _whole(matrix: WeightRef) -> WeightRef:
+    """The matrix that a reference is to some rows of."""
+    return matrix.of if isinstance(matrix, MatrixPart) else matrix
 
 
 def _expert_sizes(ops: Sequence[FusedOp]) -> Iterator[ExpertSizes]:

@@ -33,6 +33,7 @@ PIECE_ROWS = 4096
 _INTEGER_ROWS = 1024  # likewise for int32 products
 _EXPANDED_VALUES = 1 << 26  # values of a weight dequantized at a time
 _INVARIANT_ROWS, _INVARIANT_TILES = 32, 16
+_SO_MANY_OUTPUTS = 1 << 30  # that their tiles are enough for any GPU
 # Products of FP8 are summed in float32 throughout. With fast sums, Hopper's tensor cores keep about
 # 14 bits, an error of up to 2 % of a sum of 4,096 (DeepSeek-V3, arXiv 2412.19437, 3.3.2), on top of
 # that of the codes. How much faster they are has not been measured here.
@@ -41,11 +42,16 @@ FAST_SUMS = False
 
 @dataclass(frozen=True, slots=True)
 class WeightUse:
-    """The largest product with a weight: its rows, and whether it has an activation."""
+    """The largest product with a weight: its rows, and whether it has an activation.
+
+    ``of_outputs``: where it is some rows of a matrix, and shall have the bits of the whole, the
+    outputs of that; else None.
+    """
 
     weight: DeviceWeight
     max_rows: int
     gated: bool = False
+    of_outputs: int | None = None
 
 
 class TritonProducts:
@@ -117,14 +123,21 @@ class TritonProducts:
                 assert isinstance(weight, DenseWeight | W4Weight | W8Weight)
                 key, tiles = self._key(kind, weight, rows, use.gated), _num_row_tiles(kind, most)
                 self._tilings[key] = tiling_of(
-                    weight, key[1], num_processors, gated=use.gated, row_tiles=tiles
+                    weight,
+                    key[1],
+                    num_processors,
+                    gated=use.gated,
+                    row_tiles=tiles,
+                    of_outputs=use.of_outputs,
                 )
                 needs.normed = max(needs.normed, rows * k)
             else:
                 needs.of_several(kind, rows, n, k, use.gated)
         if isinstance(weight, JoinedWeight):
             for part in weight.parts:
-                self._prepare(WeightUse(part, use.max_rows), needs)
+                # How many outputs a part has of the whole is not known: then nothing is split.
+                whole = None if use.of_outputs is None else _SO_MANY_OUTPUTS
+                self._prepare(WeightUse(part, use.max_rows, of_outputs=whole), needs)
 
     def _key(
         self, kind: GemmKind, weight: DeviceWeight, rows: int, gated: bool

@@ -13,7 +13,7 @@ from octavo.base.errors import EngineUnavailableError
 from octavo.core.stats import StepStats
 from octavo.server.engine.front import Front
 from octavo.server.engine.generation import EngineFacts, EngineState
-from octavo.server.engine.process import ProcessLauncher
+from octavo.server.engine.process import Launcher
 from octavo.server.engine.supervisor import Supervisor
 from octavo.server.engine.waiting_queue import EngineLink, PendingGeneration, QueuedWork
 from octavo.server.engine.wire import Message, record_from_list
@@ -31,7 +31,7 @@ class ProcessEngine(Front):
 
     def __init__(
         self,
-        launcher: ProcessLauncher,
+        launcher: Launcher,
         *arguments: Any,
         engine_timeout: float = 300.0,
         **options: Any,

@@ -198,6 +198,7 @@ class Front(abc.ABC):
         """Return the predicted seconds to its first token; raise QueueFullError if that is too
         long."""
         num_tokens = len(request.prompt_token_ids)
+        ttft_admission.note_prompt(num_tokens)
         try:
             stats, waiting = self._load_before(request.tenant, num_tokens)
             return ttft_admission.check(self.facts, stats, waiting, num_tokens)
@@ -242,12 +243,17 @@ class Front(abc.ABC):
 
     def _take_back(self, entry: PendingGeneration, why: str) -> None:
         """Have a request of an engine that has ended run again, or fail it."""
-        if entry.generation.has_begun and entry.record is None:
+        if entry.generation.has_begun and not self._may_go_on(entry):
             self._fail(entry, EngineError(why), "error")
         elif self._crash_isolation.is_quarantined(entry.fingerprint):
             self._fail(entry, _quarantined(), "error")
         else:
             self._requeue(entry)
+
+    def _may_go_on(self, entry: PendingGeneration) -> bool:
+        """Return whether another engine may go on with an answer that the client has begun to
+        read."""
+        return entry.record is not None and self._resumes_streams
 
     def _fingerprint_of(self, request_id: str) -> bytes | None:
         """Return the fingerprint of a request; None for those that are over, and for the engine's
@@ -295,7 +301,13 @@ class Front(abc.ABC):
         }
         if entry.record is not None and not entry.record.is_empty:
             message["resumed"] = entry.record.resumed()
-        engine.send(message)
+        engine.send(message | self._further_fields(entry, engine, isolated=isolated))
+
+    def _further_fields(
+        self, entry: PendingGeneration, engine: EngineLink, *, isolated: bool
+    ) -> Message:
+        """Return the fields by which an engine passes KV on, or gets some: none."""
+        return {}
 
     # -- the end of a generation -------------------------------------------------------------
 

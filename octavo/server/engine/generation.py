@@ -397,12 +397,18 @@ class EngineFacts:
     # model runs, and the settings that a calibration must have been made with to apply.
     rank_model: dict[str, Any] = field(default_factory=dict)
     runs_as: dict[str, Any] = field(default_factory=dict)
+    kv_bytes_per_token: float = 0.0
     # For each block table of a request, the positions that its layers attend to; None: all.
     windows: tuple[int | None, ...] = (None,)
     # Sliding window and attention sinks of requests.
     sink_windows: SinkWindowRules = field(default_factory=SinkWindowRules)
     # Limit of the tokens of one answer (`core.limits.most_output_tokens`); the server sets it.
     max_output_tokens: int | None = None
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages of the engine's pipeline."""
+        return int(self.info.get("pipeline_parallel_size", 1))
 
     @property
     def num_slots(self) -> int:
@@ -541,6 +547,9 @@ class EngineObserver:
 
     def on_routed(self, replica: int) -> None:
         """A request was sent to a replica, of several."""
+
+    def on_scaled(self, direction: str) -> None:
+        """A replica is started (up) or drained (down) since the load asks for it."""
 
     def on_removed(self, replica: int) -> None:
         """A replica was removed, as an operator had asked: its engine has ended."""

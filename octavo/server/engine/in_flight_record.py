@@ -11,15 +11,14 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import sys
-import tempfile
 from collections import deque
 
 from octavo.core.batch import Batch
 from octavo.core.executor import Executor, ExecutorAround, StepHandle
+from octavo.system.nameless_memory import open_memory
 
 _LENGTH = struct.Struct("=I")
-_NUM_BYTES = 1 << 20  # for 30,000 names, and of no cost where nothing is written
+NUM_BYTES = 1 << 20  # for 30,000 names, and of no cost where nothing is written
 
 
 class InFlightRecord:
@@ -29,19 +28,14 @@ class InFlightRecord:
     """
 
     def __init__(self, memory: mmap.mmap | None = None):
-        self._memory = memory or mmap.mmap(-1, _NUM_BYTES)
+        self._memory = memory or mmap.mmap(-1, NUM_BYTES)
         self._written: list[str] = []
 
     @classmethod
     def create(cls) -> tuple[InFlightRecord, int]:
         """Return an empty record, and a file descriptor by which another process can `open` it."""
-        if sys.platform == "linux":
-            fd = os.memfd_create("octavo-flight-record", os.MFD_CLOEXEC)
-        else:
-            with tempfile.TemporaryFile() as file:
-                fd = os.dup(file.fileno())
+        fd = open_memory("octavo-flight-record", NUM_BYTES)
         try:
-            os.ftruncate(fd, _NUM_BYTES)
             return cls.open(fd), fd
         except OSError:
             os.close(fd)
@@ -49,7 +43,7 @@ class InFlightRecord:
 
     @classmethod
     def open(cls, fd: int) -> InFlightRecord:
-        return cls(mmap.mmap(fd, _NUM_BYTES))
+        return cls(mmap.mmap(fd, NUM_BYTES))
 
     def write(self, names: list[str]) -> None:
         """Replace the names. If the process ends during the call, no names are left."""
@@ -57,15 +51,20 @@ class InFlightRecord:
             return
         self._written = names
         memory, data = self._memory, "\n".join(names).encode()
-        end = min(_LENGTH.size + len(data), _NUM_BYTES)
+        end = min(_LENGTH.size + len(data), NUM_BYTES)
         _LENGTH.pack_into(memory, 0, 0)
         memory[_LENGTH.size : end] = data[: end - _LENGTH.size]
         _LENGTH.pack_into(memory, 0, end - _LENGTH.size)
 
     def read(self) -> list[str]:
-        (size,) = _LENGTH.unpack_from(self._memory)
-        data = self._memory[_LENGTH.size : _LENGTH.size + size]
-        return data.decode(errors="replace").split("\n") if data else []
+        return names_in(self._memory[:])
+
+
+def names_in(data: bytes) -> list[str]:
+    """Return the names of a record's memory, whose zeros at the end may be missing."""
+    (size,) = _LENGTH.unpack_from(data.ljust(_LENGTH.size, b"\0"))
+    names = data[_LENGTH.size : _LENGTH.size + size]
+    return names.decode(errors="replace").split("\n") if names else []
 
 
 class RecordedExecutor(ExecutorAround):

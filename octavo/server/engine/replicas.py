@@ -4,9 +4,9 @@ Requests wait here, in one queue that is fair among tenants, until a replica has
 then a router chooses one of those that have. Limits, suspicions and quarantines are of all
 replicas, since one `Front` has them::
 
-    submit ─► FairQueue ─► router ─► Replica ─► its engine's process
-                  ▲                     │
-                  └── its engine died ──┘
+    submit ─► ReplicaPool ─► router ─► Replica ─► its engine's process
+                  ▲                       │
+                  └─── its engine died ───┘
 
 A place is free where fewer samples are under way than run at once, and a quarter more, so that the
 engine has the next at hand. A replica that dies gives its requests back, and others take them.
@@ -14,24 +14,32 @@ engine has the next at hand. A replica that dies gives its requests back, and ot
 A suspect runs where it can do the least harm: on a replica that has nothing else to do; else on
 one that is being started, as soon as it is ready; else where the fewest requests are. Where streams
 go on after a crash, it waits for no start: nothing would be lost.
+
+Where prompts are computed apart (``core/disaggregation.py``), there are two pools, and a request
+moves from one to the other: its first replica reports the first tokens, saves the KV, and hands it
+over; another goes on, as after a crash, but gets the KV rather than computes it. If all replicas of
+a pool are down, those of the other do its work.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.base.errors import ConfigError, EngineError, EngineUnavailableError, OctavoError
 from octavo.core.block_store import following_keys, root_key
-from octavo.core.fair_queue import FairQueue
+from octavo.core.disaggregation import LongerThan, PrefillRule, Role, able_to, goes_apart
 from octavo.core.routing import MAX_KEYS, Ask, Router, TrackedReplica
 from octavo.core.scheduler import SchedulerConfig
 from octavo.core.stats import StepStats, summed
 from octavo.server.engine.front import Front
 from octavo.server.engine.generation import EngineFacts, EngineState
-from octavo.server.engine.process import ProcessLauncher
+from octavo.server.engine.output_record import OutputRecord
+from octavo.server.engine.process import Launcher
+from octavo.server.engine.replica_pool import ReplicaPool
 from octavo.server.engine.supervisor import Supervisor
 from octavo.server.engine.waiting_queue import EngineLink, PendingGeneration, QueuedWork
 from octavo.server.engine.wire import Message, record_from_list
@@ -42,28 +50,60 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("octavo.server")
 
-CreateLauncher = Callable[[int], ProcessLauncher]
+
+class Launchers(Protocol):
+    """Makes the launchers of a server's replicas."""
+
+    def launch_ahead(self) -> None:
+        """Begin to start the first engines."""
+        ...
+
+    def create(self, number: int) -> Launcher:
+        """Return the launcher of a replica. ConfigError if there can be none."""
+        ...
+
+    def close(self) -> None:
+        """End what was started ahead and is not needed, and give back what replicas held."""
+        ...
+
+    def describe(self) -> str:
+        """Return where the replicas run, for the log."""
+        ...
+
+
+CreateLauncher = Callable[[int], Launcher]
 """Returns the launcher of a replica by its number; ConfigError if there can be none."""
 
+# Tokens of a prompt that are worth being computed apart, as long as their time is not known.
+_USUAL_PREFILL_TOKENS = 256
 _KEYS_AT_ONCE = 512  # of a prompt, between two turns of the event loop: half a millisecond
 _QUEUE = SchedulerConfig()  # for what a level of priority is worth, in steps of waiting
 _STATES = (EngineState.READY, EngineState.RESTARTING, EngineState.STARTING)  # best first
 
 
 class Replica:
-    """One engine of a `ReplicaSet`, with what was sent to it."""
+    """One engine of a `ReplicaSet`, with what was sent to it.
+
+    ``role``: None where each replica computes whole requests.
+    """
 
     def __init__(
-        self, number: int, owner: ReplicaSet, launcher: ProcessLauncher, engine_timeout: float
+        self,
+        number: int,
+        owner: ReplicaSet,
+        launcher: Launcher,
+        engine_timeout: float,
+        role: Role | None = None,
     ):
         self.number = number
+        self.role = role
         self.supervisor = Supervisor(launcher, self, engine_timeout=engine_timeout)
         self.stats = StepStats.idle()
         self.is_draining = False
         self.entries: dict[PendingGeneration, None] = {}
         self.view: TrackedReplica | None = None  # since it was first ready
         self._owner = owner
-        self._num_samples = 0  # of the entries
+        self.num_samples = 0  # of the entries
         self._most_samples = 0
 
     @property
@@ -82,7 +122,7 @@ class Replica:
 
     @property
     def has_place(self) -> bool:
-        return self.is_up and self._num_samples < self._most_samples
+        return self.is_up and self.num_samples < self._most_samples
 
     @property
     def is_coming(self) -> bool:
@@ -96,6 +136,7 @@ class Replica:
         return {
             "replica": self.number,
             "state": "draining" if is_drained else self.state.value,
+            **({} if self.role is None else {"role": self.role.value}),
             "requests": len(self.entries),
             "num_running": self.stats.num_running,
             "num_waiting": self.stats.num_waiting,
@@ -118,14 +159,14 @@ class Replica:
     def take(self, entry: PendingGeneration) -> None:
         """Note a request that is sent to it."""
         self.entries[entry] = None
-        self._num_samples += entry.work.samples
+        self.num_samples += entry.work.samples
         if self.view is not None and entry.ask is not None:
             self.view.sent(entry.generation.request.request_id, entry.ask)
 
     def release(self, entry: PendingGeneration) -> None:
         """Forget a request, which is over, or runs elsewhere."""
         del self.entries[entry]
-        self._num_samples -= entry.work.samples
+        self.num_samples -= entry.work.samples
         if self.view is not None:
             self.view.ended(entry.generation.request.request_id)
 
@@ -147,8 +188,11 @@ class ReplicaSet(Front):
     Args:
         create_launcher: see `CreateLauncher`; the first replicas have the numbers from 0 on.
         num_replicas: with which it starts.
-        router: chooses among the replicas that have a place.
+        create_router: makes what chooses among the replicas of a pool that have a place.
         caches_prefixes: whether their engines keep the KV of prompts.
+        num_prefill: of the first replicas, those that compute prompts for the others.
+        prefill_rule: which prompts they compute; None for those whose KV takes less time to pass on
+            than to compute, by ``set_step_facts``.
         arguments, options: those of `Front`.
     """
 
@@ -156,18 +200,23 @@ class ReplicaSet(Front):
         self,
         create_launcher: CreateLauncher,
         num_replicas: int,
-        router: Router,
+        create_router: Callable[[], Router],
         *arguments: Any,
         caches_prefixes: bool = True,
+        num_prefill: int = 0,
+        prefill_rule: PrefillRule | None = None,
         engine_timeout: float = 300.0,
         **options: Any,
     ):
         super().__init__(*arguments, **options)
         self._create_launcher = create_launcher
-        self._router = router
         self._caches_prefixes = caches_prefixes
         self._engine_timeout = engine_timeout
-        self._queue: FairQueue[PendingGeneration] = FairQueue()
+        self._num_prefill = num_prefill
+        self._learns_prefill_rule = prefill_rule is None
+        self._prefill_rule = prefill_rule or LongerThan(_USUAL_PREFILL_TOKENS)
+        roles = (Role.PREFILL, Role.DECODE) if num_prefill else (None,)
+        self._pools = {role: ReplicaPool(create_router(), role) for role in roles}
         self.num_queued_samples = 0  # that wait for a place
         self._num_arrivals = 0
         self._num_steps = 0  # of all replicas
@@ -181,8 +230,11 @@ class ReplicaSet(Front):
             self._create_replica()
 
     def _create_replica(self) -> Replica:
-        number = self._next_number
-        replica = Replica(number, self, self._create_launcher(number), self._engine_timeout)
+        number, role = self._next_number, None
+        if self._num_prefill:
+            role = Role.PREFILL if number < self._num_prefill else Role.DECODE
+        launcher = self._create_launcher(number)
+        replica = Replica(number, self, launcher, self._engine_timeout, role)
         self.replicas.append(replica)
         self._next_number += 1
         return replica
@@ -205,8 +257,23 @@ class ReplicaSet(Front):
         return summed(
             [replica.stats for replica in self.replicas],
             self.num_queued_samples,
-            self._queue.num_tokens,
+            sum(pool.queue.num_tokens for pool in self._pools.values()),
         )
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that are not over: those that wait here, and those that replicas have."""
+        at_replicas = sum(replica.num_samples for replica in self.replicas)
+        return self.num_queued_samples + at_replicas
+
+    def predicted_ttft(self) -> float | None:
+        """Return the predicted seconds to its first token of a request that came now, as long as
+        requests are on the mean; None if unknown."""
+        if self._ttft_admission is None:
+            return None
+        num_tokens = self._ttft_admission.prompt_tokens
+        stats, waiting = self._load_before("", num_tokens)
+        return self._ttft_admission.predict(self.facts, stats, waiting, num_tokens)
 
     @property
     def num_restarts(self) -> int:
@@ -235,6 +302,13 @@ class ReplicaSet(Front):
         self._step_facts = facts
         if self._ttft_admission is not None:
             self._ttft_admission.set_step_model(steps, self.facts)
+        if self._num_prefill and self._learns_prefill_rule:
+            from octavo.offload.restore_rule import TRANSFER_RATE, predicted_prefill_rule
+
+            self._prefill_rule = predicted_prefill_rule(
+                *(steps, self.facts.max_num_batched_tokens, self.facts.max_model_len),
+                token_seconds=self.facts.kv_bytes_per_token / TRANSFER_RATE,
+            )
         for replica in self.replicas:
             self._send_step_facts(replica)
 
@@ -354,6 +428,10 @@ class ReplicaSet(Front):
         entries = list(replica.entries)
         is_explained = self._take_death(replica, at_work)
         replica.stats = StepStats.idle()
+        if replica.role is Role.PREFILL:
+            for other in self.replicas:
+                if other.state is EngineState.READY:
+                    other.send({"op": "peer_ended", "replica": replica.number})
         self._dispatch_again([*entries, *self._recall_suspects()])
         self._end_if_drained(replica)
         return is_explained
@@ -370,6 +448,9 @@ class ReplicaSet(Front):
                     self._show(replica, message["snapshot"])
             case "idle" | "pong":
                 replica.stats = record_from_list(message["record"])
+            case "handed_over":
+                replica.stats = record_from_list(message["record"])
+                self._hand_over(replica, message)
             case "snapshot":
                 self._show(replica, message["snapshot"])
             case "refused":
@@ -404,10 +485,29 @@ class ReplicaSet(Front):
             self._crash_isolation.enqueue(entry)
             self._send_next_suspect()
         else:
-            self._queue.add(entry)
-            entry.is_queued = True
+            self._pool_of(entry).add(entry)
             self.num_queued_samples += entry.work.samples
             self._fill()
+
+    def _pool_of(self, entry: PendingGeneration) -> ReplicaPool:
+        """Return the pool whose replicas take a request next."""
+        if not self._num_prefill:
+            return self._pools[None]
+        return self._pools[Role.PREFILL if self._goes_apart(entry) else Role.DECODE]
+
+    def _goes_apart(self, entry: PendingGeneration) -> bool:
+        """Return whether the prompt of a request is computed by a prefill replica: not, if the
+        request goes on from there already, or if its KV could not be passed on."""
+        request, facts = entry.generation.request, self.facts
+        if entry.record is not None and not entry.record.is_empty:
+            return False
+        if not request.params.cache_prompt or OutputRecord.of(request.params) is None:
+            return False
+        if facts.sink_windows.of(request.params, facts.max_model_len) is not None:
+            return False
+        assert entry.ask is not None
+        views = [replica.view for replica in able_to(Role.DECODE, self.replicas) if replica.view]
+        return goes_apart(entry.ask, self._prefill_rule, views)
 
     def _place(self, entry: PendingGeneration) -> None:
         """Give it its place among its tenant's requests: by priority and arrival, as a scheduler
@@ -420,7 +520,8 @@ class ReplicaSet(Front):
 
     def _wants_keys(self, entry: PendingGeneration) -> bool:
         is_cached = self._caches_prefixes and entry.generation.request.params.cache_prompt
-        return self._router.uses_keys and is_cached
+        uses_keys = any(pool.router.uses_keys for pool in self._pools.values())
+        return uses_keys and is_cached
 
     async def _dispatch_with_keys(self, entry: PendingGeneration) -> None:
         """Dispatch a request with a long prompt, whose keys take a while: others get their turns
@@ -438,21 +539,25 @@ class ReplicaSet(Front):
 
     def _fill(self) -> None:
         """Send queued requests to replicas that have a place for them."""
-        if not len(self._queue):
-            return
-        free = {each.name: each for each in self.replicas if each.has_place}
+        for pool in self._pools.values():
+            if len(pool.queue):
+                self._fill_from(pool)
+
+    def _fill_from(self, pool: ReplicaPool) -> None:
+        able = able_to(pool.role, self.replicas)
+        free = {each.name: each for each in able if each.has_place}
         suspects = []
-        for entry in self._queue.in_order() if free else ():
+        for entry in pool.in_order() if free else ():
             assert entry.ask is not None
+            self.num_queued_samples -= entry.work.samples
             if self._crash_isolation.is_suspected(entry.fingerprint):
-                self._queue.remove(entry)
-                self._unqueue(entry)
+                pool.remove(entry)
                 suspects.append(entry)
                 continue
             views = [replica.view for replica in free.values() if replica.view is not None]
-            view = self._router.choose(entry.ask, views) if len(views) > 1 else views[0]
-            self._queue.admit(entry, entry.ask.num_tokens - view.cached_tokens(entry.ask.keys))
-            self._unqueue(entry)
+            view = pool.router.choose(entry.ask, views) if len(views) > 1 else views[0]
+            num_cached = max(view.cached_tokens(entry.ask.keys), entry.ask.num_coming)
+            pool.admit(entry, entry.ask.num_tokens - num_cached)
             replica = free[view.name]
             self._send(entry, replica)
             if not replica.has_place:
@@ -464,9 +569,19 @@ class ReplicaSet(Front):
         if suspects:
             self._send_next_suspect()
 
-    def _unqueue(self, entry: PendingGeneration) -> None:
-        entry.is_queued = False
-        self.num_queued_samples -= entry.work.samples
+    def _hand_over(self, replica: Replica, message: Message) -> None:
+        """Send a request that has its first tokens on to a replica that goes on with it."""
+        entry = self._entry_of(replica, message["id"])
+        if entry is None:
+            return  # it was aborted meanwhile
+        replica.supervisor.note_success()
+        self._requeue(entry)
+        entry.num_recalls += 1
+        entry.kv_from = (replica.number, message["tokens"])
+        assert entry.ask is not None
+        entry.ask = dataclasses.replace(entry.ask, num_coming=message["tokens"])
+        self._dispatch_again([entry])
+        self._end_if_drained(replica)
 
     def _dispatch_again(self, entries: Sequence[PendingGeneration]) -> None:
         """Dispatch what has come back from a replica and is not over."""
@@ -514,8 +629,9 @@ class ReplicaSet(Front):
 
     def _load_before(self, tenant: str, num_tokens: int) -> tuple[StepStats, QueuedWork]:
         """Return those of the replica that has least to do: what waits is shared out evenly among
-        the replicas that are up."""
-        stats = [replica.stats for replica in self.replicas if replica.is_up]
+        the replicas that are up, and compute prompts."""
+        first = next(iter(self._pools))
+        stats = [replica.stats for replica in able_to(first, self.replicas)]
         least = min(stats, key=_num_tokens_to_come, default=StepStats.idle())
         waiting = self._waiting_queue.work_before(tenant, num_tokens)
         return least, QueuedWork(0, 0, 0).plus(waiting, 1 / max(1, len(stats)))
@@ -527,10 +643,33 @@ class ReplicaSet(Front):
     def _send(
         self, entry: PendingGeneration, engine: EngineLink, *, isolated: bool = False
     ) -> None:
-        super()._send(entry, engine, isolated=isolated)
         assert isinstance(engine, Replica)
+        if self._hands_over(entry, engine) and not isolated and entry.record is None:
+            entry.record = OutputRecord.of(entry.generation.request.params)
+        super()._send(entry, engine, isolated=isolated)
         engine.take(entry)
         self._observer.on_routed(engine.number)
+
+    def _may_go_on(self, entry: PendingGeneration) -> bool:
+        """Another engine was to go on in any case with what was to be handed over."""
+        is_apart = isinstance(entry.engine, Replica) and self._hands_over(entry, entry.engine)
+        return super()._may_go_on(entry) or (is_apart and entry.record is not None)
+
+    def _hands_over(self, entry: PendingGeneration, replica: Replica) -> bool:
+        """Return whether a replica computes the prompt of a request alone."""
+        pool = entry.pool
+        return pool is not None and pool.role is replica.role is Role.PREFILL
+
+    def _further_fields(
+        self, entry: PendingGeneration, engine: EngineLink, *, isolated: bool
+    ) -> Message:
+        assert isinstance(engine, Replica)
+        if self._hands_over(entry, engine) and not isolated:
+            return {"hands_over": True}
+        kv_from, entry.kv_from = entry.kv_from, None
+        if kv_from is None or kv_from[0] == engine.number:
+            return {}
+        return {"kv": {"replica": kv_from[0], "tokens": kv_from[1]}}
 
     def _push(self, entry: PendingGeneration, deltas: list[Delta], now: float) -> None:
         num_tokens = sum(len(delta.token_ids) for delta in deltas)
@@ -539,7 +678,8 @@ class ReplicaSet(Front):
             request_id = entry.generation.request.request_id
             view.began(request_id, stats.num_cached_tokens, stats.miss_reason)
             view.grew(request_id, num_tokens)
-            self._queue.charge(entry, num_tokens)
+            if entry.pool is not None:  # it runs isolated
+                entry.pool.queue.charge(entry, num_tokens)
         super()._push(entry, deltas, now)
 
     def _requeue(self, entry: PendingGeneration) -> None:
@@ -549,9 +689,9 @@ class ReplicaSet(Front):
             replica.release(entry)
 
     def _close(self, entry: PendingGeneration, reason: str) -> None:
-        if entry.is_queued:
-            self._queue.remove(entry)
-            self._unqueue(entry)
+        if entry.is_queued and entry.pool is not None:
+            entry.pool.remove(entry)
+            self.num_queued_samples -= entry.work.samples
         replica = entry.engine
         if isinstance(replica, Replica):
             replica.release(entry)

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, cast
 
 from octavo.base.errors import EngineError, EngineUnavailableError, OctavoError
 from octavo.server.engine.generation import EngineFacts, EngineState
-from octavo.server.engine.process import EngineProcess, ProcessLauncher
+from octavo.server.engine.process import Launcher, RunningEngine
 from octavo.server.engine.wire import (
     Message,
     MessageDecoder,
@@ -58,7 +58,7 @@ class Supervisor:
 
     def __init__(
         self,
-        launcher: ProcessLauncher,
+        launcher: Launcher,
         events: SupervisorListener,
         *,
         engine_timeout: float = 300.0,
@@ -71,7 +71,7 @@ class Supervisor:
         self._events = events
         self._engine_timeout = engine_timeout
         self._connection: _Connection | None = None
-        self._engine: EngineProcess | None = None
+        self._engine: RunningEngine | None = None
         self._task: asyncio.Task[None] | None = None
         self._started: asyncio.Future[None] | None = None
         self._num_deaths_in_a_row = 0
@@ -121,6 +121,12 @@ class Supervisor:
     # -- one after the other -----------------------------------------------------------------
 
     async def _supervise(self) -> None:
+        try:
+            await self._run_all()
+        finally:
+            self._launcher.close()
+
+    async def _run_all(self) -> None:
         while True:
             end = await self._run_one()
             if self.is_stopping:
@@ -154,13 +160,14 @@ class Supervisor:
         except OSError as error:  # too many files or processes, no memory, no interpreter
             return _End(EngineError(f"the engine's process cannot be started: {error}"))
         connection = self._connection = _Connection(self._receive)
-        loop = asyncio.get_running_loop()
-        watchdog = None
+        watchdog = obstacle = None
         try:
-            await loop.create_unix_connection(lambda: connection, sock=engine.connection)
+            await engine.connect(lambda: connection)
             self._last_sign_of_life = time.monotonic()
             watchdog = asyncio.create_task(self._watch(engine, connection))
             await connection.closed
+        except OctavoError as error:
+            obstacle = error
         finally:
             if watchdog is not None:
                 watchdog.cancel()
@@ -171,6 +178,8 @@ class Supervisor:
                 self._set_state(EngineState.RESTARTING, "the engine died")
             engine.kill()
             status = await asyncio.to_thread(engine.wait)
+        if obstacle is not None:
+            return _End(obstacle)
         if connection.failure is not None:
             return _End(error_from_message(connection.failure))
         if not was_ready:
@@ -179,7 +188,7 @@ class Supervisor:
         reason = f"the engine died ({status}) at work on {len(at_work)} samples"
         return _End(EngineError(reason), at_work)
 
-    async def _watch(self, engine: EngineProcess, connection: _Connection) -> None:
+    async def _watch(self, engine: RunningEngine, connection: _Connection) -> None:
         """Kill an engine that has sent nothing for too long, so that it leaves a trace of where it
         hangs."""
         number = 0
@@ -188,7 +197,7 @@ class Supervisor:
             if self.state is not EngineState.READY:
                 continue
             number += 1
-            connection.send({"op": "ping", "number": number})
+            connection.send({"op": "ping", "number": number, "now": time.monotonic()})
             silence = time.monotonic() - self._last_sign_of_life
             if silence > self._engine_timeout:
                 _log.error("the engine has given no sign of life for %.0f s", silence)
@@ -224,7 +233,7 @@ class _End(NamedTuple):
 
 
 class _Connection(asyncio.Protocol):
-    """The server's end of the socket pair."""
+    """The server's end of the connection."""
 
     def __init__(self, receive: Callable[[Message], None]):
         self._receive = receive

@@ -37,13 +37,13 @@ class TTFTAdmission:
     only new steps can show that it has become quicker.
 
     Args:
-        most_seconds: limit of the predicted TTFT.
+        most_seconds: limit of the predicted TTFT; by default none is refused.
     """
 
-    def __init__(self, most_seconds: float):
+    def __init__(self, most_seconds: float = math.inf):
         self._most_seconds = most_seconds
         self._predicted_rates: StepRates | None = None
-        self._answer_tokens = 0.0
+        self._answer_tokens = self._prompt_tokens = 0.0
         self._decoding, self._prompts = _Slowdown(), _Slowdown()  # steps without and with prompts
 
     def set_step_model(self, steps: StepModel, facts: EngineFacts) -> None:
@@ -58,6 +58,16 @@ class TTFTAdmission:
         known = self._answer_tokens or num_tokens
         self._answer_tokens = _KEPT_OF_ANSWERS * known + (1 - _KEPT_OF_ANSWERS) * num_tokens
 
+    @property
+    def prompt_tokens(self) -> int:
+        """The tokens of a prompt on the mean; 1 before the first."""
+        return max(1, round(self._prompt_tokens))
+
+    def note_prompt(self, num_tokens: int) -> None:
+        """Take in the length of a prompt that has come."""
+        known = self._prompt_tokens or num_tokens
+        self._prompt_tokens = _KEPT_OF_ANSWERS * known + (1 - _KEPT_OF_ANSWERS) * num_tokens
+
     def note_step(self, before: StepStats, now: StepStats) -> None:
         """Take in the real and the predicted time of a step."""
         if before.predicted_seconds is not None and now.predicted_seconds is not None:
@@ -66,46 +76,43 @@ class TTFTAdmission:
                 now.predicted_seconds - before.predicted_seconds,
             )
 
-    def check(
+    def predict(
         self, facts: EngineFacts, stats: StepStats, waiting: QueuedWork, num_tokens: int
     ) -> float | None:
         """Return the predicted seconds to the first token of a prompt that came now; None if
-        unknown.
+        unknown."""
+        rates = self._rates(stats)
+        if rates is None:
+            return None
+        engine, backlog = _engine_of(facts), _backlog(facts, stats, waiting)
+        return engine.seconds(backlog, num_tokens, rates, self._answer_tokens)
+
+    def check(
+        self, facts: EngineFacts, stats: StepStats, waiting: QueuedWork, num_tokens: int
+    ) -> float | None:
+        """Return what `predict` does, for a request that has come.
 
         Raises:
             QueueFullError: they are too many. Its ``retry_after`` says when they will be few
                 enough, if no other request comes.
             InvalidRequestError: they would be too many even on an idle engine.
         """
-        rates = (
-            _learned(stats)
-            if self._predicted_rates is None
-            else self._slowed(self._predicted_rates)
-        )
-        if rates is None:
-            return None
-        backlog = Backlog(
-            num_running=stats.num_running,
-            num_running_tokens=_held_tokens(stats, facts),
-            num_due_tokens=stats.num_due_tokens,
-            num_waiting=waiting.num_samples,
-            num_waiting_tokens=waiting.num_tokens,
-            num_waiting_pairs=waiting.num_pairs,
-        )
-        engine = FirstToken(
-            facts.max_num_seqs, facts.max_num_batched_tokens, facts.target_step_seconds
-        )
-        seconds = engine.seconds(backlog, num_tokens, rates, self._answer_tokens)
-        if seconds > self._most_seconds:
-            self._check_alone(engine, num_tokens)
-            if backlog.num_running or backlog.num_waiting:
+        seconds = self.predict(facts, stats, waiting, num_tokens)
+        if seconds is not None and seconds > self._most_seconds:
+            self._check_alone(_engine_of(facts), num_tokens)
+            if stats.num_running or waiting.num_samples:
                 raise QueueFullError(
                     f"the first token is predicted to take {_ms(seconds)}, with "
-                    f"{backlog.num_waiting} waiting and {backlog.num_running} running before it, "
+                    f"{waiting.num_samples} waiting and {stats.num_running} running before it, "
                     f"and may take {_ms(self._most_seconds)} here",
                     seconds - self._most_seconds,
                 )
         return seconds
+
+    def _rates(self, stats: StepStats) -> StepRates | None:
+        if self._predicted_rates is None:
+            return _learned(stats)
+        return self._slowed(self._predicted_rates)
 
     def _check_alone(self, engine: FirstToken, num_tokens: int) -> None:
         """Raise InvalidRequestError if the prompt would take too long even on an idle engine.
@@ -159,6 +166,26 @@ def _learned(stats: StepStats) -> StepRates | None:
     if not stats.prompt_token_seconds:
         return None
     return LearnedRates(stats.decode_seconds, stats.prompt_token_seconds)
+
+
+def _engine_of(facts: EngineFacts) -> FirstToken:
+    return FirstToken(
+        facts.max_num_seqs,
+        facts.max_num_batched_tokens,
+        facts.target_step_seconds,
+        facts.num_stages,
+    )
+
+
+def _backlog(facts: EngineFacts, stats: StepStats, waiting: QueuedWork) -> Backlog:
+    return Backlog(
+        num_running=stats.num_running,
+        num_running_tokens=_held_tokens(stats, facts),
+        num_due_tokens=stats.num_due_tokens,
+        num_waiting=waiting.num_samples,
+        num_waiting_tokens=waiting.num_tokens,
+        num_waiting_pairs=waiting.num_pairs,
+    )
 
 
 def _ms(seconds: float) -> str:

@@ -17,6 +17,8 @@ from octavo.server.engine.generation import EngineObserver, Generation
 from octavo.server.engine.output_record import OutputRecord
 
 if TYPE_CHECKING:
+    from octavo.core.disaggregation import Role
+    from octavo.core.fair_queue import FairQueue
     from octavo.core.routing import Ask
 
 # Defaults: 1,024 requests, and as many tokens as these have in a context of 8,192.
@@ -29,13 +31,25 @@ class EngineLink(Protocol):
     def send(self, message: dict[str, Any]) -> None: ...
 
 
+class RequestPool(Protocol):
+    """The requests that wait for replicas of a role: a `ReplicaPool`."""
+
+    role: Role | None
+    queue: FairQueue[PendingGeneration]
+
+    def remove(self, entry: PendingGeneration) -> None:
+        """Take a request out of the queue."""
+        ...
+
+
 @dataclass(eq=False, slots=True)
 class PendingGeneration:
     """A generation that is not over, with its state in the engine.
 
     ``record`` is kept where another engine may go on with it. With several engines, ``ask`` is what
     their router is told of it, and ``is_queued`` says whether it waits for a place at one, in a
-    queue where ``queue_key`` and ``turn`` are its place (``core/fair_queue.py``).
+    queue of a ``pool`` where ``queue_key`` and ``turn`` are its place (``core/fair_queue.py``).
+    ``kv_from``: the replica that passes on the KV of its prompt, and of how many tokens.
     """
 
     generation: Generation
@@ -49,6 +63,8 @@ class PendingGeneration:
     release_at: int | None = None
     num_recalls: int = 0  # times that it was taken back from an engine that went on running
     ask: Ask | None = None
+    pool: RequestPool | None = None
+    kv_from: tuple[int, int] | None = None
     is_queued: bool = False
     queue_key: tuple[int, int] = (0, 0)
     turn: int = 0

@@ -5,16 +5,21 @@ because what crosses is small: a prompt's ids once, and some forty bytes for eac
 
 To the engine, by ``op``:
 
-    start      args: what EngineArgs takes                                     (the first message)
+    start      args: what EngineArgs takes, cpus: those to run on            (the first message)
+               and clock: {now, boot}, the server's and of which start of its machine, for an engine
+               that may be on another one
     add        id, ids, params: those that differ from their defaults, bad_words: [ids], priority,
                salt, tenant, weight, arrival, isolated: whether in steps of its own
                and resumed: [[index, ids, cumulative logprob]], the samples that go on from another
                engine's output
+               and kv: {replica, tokens}, the replica that passes on the KV of so many tokens
+               and hands_over: true, if others go on with it as soon as all samples have begun
     abort      id
+    peer_ended  replica      what it has not passed on by now does not come
     release    id            what ran isolated may share steps from now on
     meter      facts: what StepFacts.as_json gives; steps are measured against these
     snapshots  is_enabled    whether to send snapshots
-    ping       number        answered between two steps, by the engine
+    ping       number, now: the server's clock; answered between two steps, by the engine
     stop
 
 From the engine, by ``ev``:
@@ -28,6 +33,7 @@ From the engine, by ``ev``:
     snapshot   snapshot                              of an idle engine, between steps
     idle       record                                an abort has left nothing to do
     pong       number, record
+    handed_over  id, tokens, record                  others go on: the KV of so many tokens is saved
 
 A ``record`` is the engine's StepStats; ``stats`` are those of a request, when its first token or
 its last comes. Both are lists, in the order of the fields.

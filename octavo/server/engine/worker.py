@@ -20,10 +20,11 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.base.errors import (
     ENDINGS,
@@ -32,6 +33,7 @@ from octavo.base.errors import (
     PeerEndedError,
     QueueFullError,
 )
+from octavo.core.block_store import following_keys, root_key
 from octavo.core.engine import EngineStep
 from octavo.core.engine_snapshot import EngineSnapshot
 from octavo.core.executor import Executor
@@ -56,8 +58,13 @@ from octavo.serving.loop import EngineLoop
 from octavo.serving.outputs import Delta
 from octavo.serving.text_engine import OutputSoFar, SampleGroup, TextEngine, metrics_of
 from octavo.settings.engine import EngineArgs
+from octavo.system import machine
 from octavo.system.child_process import end_with_parent
 from octavo.system.machine import without_blas_threads
+
+if TYPE_CHECKING:
+    from octavo.offload.open_peers import TransferFiles
+    from octavo.offload.peer_storage import PeerStorage
 
 _log = logging.getLogger("octavo")
 
@@ -77,6 +84,8 @@ class EngineWorker:
         engine: over a `RecordedExecutor` with the same record.
         record: memory in which it notes the requests that it computes.
         meter: the engine's, which a ``meter`` message switches on.
+        peers: the KV of other replicas, where prompts are computed apart.
+        clock_lead: seconds by which the engine's clock is ahead of the server's, at most.
 
     Raises:
         EngineError: from ``run``, when the engine can serve nothing any more.
@@ -88,8 +97,14 @@ class EngineWorker:
         record: InFlightRecord,
         meter: SwitchableMeter,
         send: Callable[[Message], None],
+        peers: PeerStorage | None = None,
+        *,
+        clock_lead: float = 0.0,
     ):
         self._engine = engine
+        self._clock_lead = clock_lead
+        self._peers = peers
+        self._to_hand_over: set[str] = set()  # unfinished requests that others go on with
         self._meter = meter
         self._flight_record = record
         self._loop = EngineLoop(engine, self._deliver)
@@ -126,6 +141,9 @@ class EngineWorker:
                 self._add(message)
             case "abort":
                 self._abort(message["id"])
+            case "peer_ended":
+                if self._peers is not None:
+                    self._peers.peer_ended(message["replica"])
             case "release":
                 self._engine.end_isolation(message["id"])
             case "meter":
@@ -133,6 +151,9 @@ class EngineWorker:
             case "snapshots":
                 self._enable_snapshots(message["is_enabled"])
             case "ping":
+                # What a message was on its way makes a lead too long, never too short.
+                lead = time.monotonic() - message["now"]
+                self._clock_lead = min(self._clock_lead, lead)
                 self._send({"ev": "pong", "number": message["number"], "record": self._record()})
             case "stop":
                 self._loop.stop()
@@ -180,6 +201,8 @@ class EngineWorker:
     def _add(self, message: Message) -> None:
         request_id: str = message["id"]
         self._flight_record.write([request_id])
+        if "kv" in message and self._peers is not None:
+            self._expect(message)
         try:
             group = self._engine.add(
                 request_id,
@@ -191,7 +214,7 @@ class EngineWorker:
                 tenant=message["tenant"],
                 weight=message["weight"],
                 isolated=message["isolated"],
-                arrival_time=message["arrival"],
+                arrival_time=message["arrival"] + self._clock_lead,
                 bad_words_token_ids=tuple(map(tuple, message["bad_words"])),
                 resumed=[OutputSoFar(*each) for each in message.get("resumed", ())],
             )
@@ -203,7 +226,31 @@ class EngineWorker:
             self._send({"ev": "refused", "id": request_id, **error_to_message(error)})
             return
         self._groups[request_id] = group
+        if message.get("hands_over"):
+            self._to_hand_over.add(request_id)
         self._waiting[group.samples[0].request.request_id] = request_id
+
+    def _expect(self, message: Message) -> None:
+        """Wait, when its turn comes, for the KV of a prompt that another replica has computed."""
+        kv, size = message["kv"], self._engine.engine.scheduler.block_manager.block_size
+        keys = following_keys(root_key(message["salt"]), message["ids"][: kv["tokens"]], size)
+        assert self._peers is not None
+        self._peers.expect(kv["replica"], keys)
+
+    def _hand_over(self) -> None:
+        """Give up requests whose samples have all begun, and save their KV for who goes on."""
+        for request_id in list(self._to_hand_over):
+            group = self._groups.get(request_id)
+            if group is None:  # it is over
+                self._to_hand_over.discard(request_id)
+                continue
+            requests = [sample.request for sample in group.samples]
+            if all(each.is_finished or each.num_output_tokens for each in requests):
+                self._to_hand_over.discard(request_id)
+                del self._groups[request_id]
+                num_saved = self._engine.hand_over(request_id)
+                message = {"ev": "handed_over", "id": request_id, "tokens": num_saved}
+                self._send({**message, "record": self._record()})
 
     def _abort(self, request_id: str) -> None:
         group = self._groups.pop(request_id, None)
@@ -221,6 +268,8 @@ class EngineWorker:
 
     def _deliver(self, deltas: list[Delta], step: EngineStep) -> None:
         self._report(deltas, step)
+        if self._to_hand_over:
+            self._hand_over()
         self._check_health(deltas)
 
     def _report(self, deltas: list[Delta], step: EngineStep) -> None:
@@ -249,7 +298,7 @@ class EngineWorker:
                 del self._groups[name]
         message = {
             "ev": "step",
-            "time": self._engine.engine.clock.now(),
+            "time": self._engine.engine.clock.now() - self._clock_lead,
             "record": record_to_list(step.stats),
             "begun": begun,
             "deltas": entries,
@@ -320,8 +369,28 @@ def _stats(group: SampleGroup) -> tuple[Any, ...]:
 # -- the process -----------------------------------------------------------------------------
 
 
+class Connection(Protocol):
+    """The worker's end of what connects it with the server, as a socket has it."""
+
+    def recv(self, num_bytes: int, /) -> bytes:
+        """Wait for some bytes; none are the end."""
+        ...
+
+    def sendall(self, data: bytes, /) -> None:
+        """Send bytes, from any thread that is not the one that receives."""
+        ...
+
+
 def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     """Serve the other end of a socket; returns the exit status."""
+    prepare_process(log_format)
+    connection = socket.socket(fileno=connection_fd)
+    connection.setblocking(True)
+    return serve(connection, InFlightRecord.open(record_fd))
+
+
+def prepare_process(log_format: str) -> None:
+    """Have this process log, leave signals to its parent, and end with it."""
     # Where the system cannot do that, `_pass_on` does it, as soon as a thread can run.
     end_with_parent()
     faulthandler.enable()  # SIGABRT, with which the server ends a process that hangs, shows where
@@ -329,9 +398,11 @@ def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     handler = logging.StreamHandler()
     handler.setFormatter(create_formatter(log_format))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
-    connection = socket.socket(fileno=connection_fd)
-    record = InFlightRecord.open(record_fd)
-    connection.setblocking(True)
+
+
+def serve(connection: Connection, record: InFlightRecord) -> int:
+    """Load the engine that the first message asks for, and serve the connection until its end;
+    returns the exit status."""
     messages = _receive(connection)
 
     def send(message: Message) -> None:
@@ -340,6 +411,7 @@ def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     start = next(messages, None)
     if start is None:  # the server ended before it had said anything
         return 0
+    clock_lead = _lead_of_clock(start)
     if start["cpus"]:
         with contextlib.suppress(OSError):  # some of them are off by now: it runs anywhere
             os.sched_setaffinity(0, start["cpus"])
@@ -349,11 +421,13 @@ def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     made: Future[EngineWorker] = Future()
     threading.Thread(target=_pass_on, args=(messages, made), daemon=True).start()
     try:
-        loaded = _load(start["args"], record, meter)
+        loaded = _load(start["args"], record, meter, _transfer_files(start))
     except OctavoError as error:
         send({"ev": "failed", **error_to_message(error)})
         return 1
-    worker = EngineWorker(loaded.text_engine, record, meter, send)
+    worker = EngineWorker(
+        loaded.text_engine, record, meter, send, loaded.peers, clock_lead=clock_lead
+    )
     loaded.ranks.when_one_ends(worker.end)
     made.set_result(worker)
     gc.collect()
@@ -368,7 +442,15 @@ def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     return 0
 
 
-def _receive(connection: socket.socket) -> Iterator[Message]:
+def _lead_of_clock(start: Message) -> float:
+    """Return by how many seconds the clock here is ahead of the server's: 0 on its machine."""
+    clock = start.get("clock")
+    if clock is None or clock["boot"] == machine.boot_id():
+        return 0.0
+    return time.monotonic() - float(clock["now"])
+
+
+def _receive(connection: Connection) -> Iterator[Message]:
     """Yield messages until the other end closes."""
     decoder = MessageDecoder()
     with contextlib.suppress(ConnectionError):
@@ -382,7 +464,21 @@ def _pass_on(messages: Iterator[Message], worker: Future[EngineWorker]) -> None:
     os._exit(0)  # the server has gone, maybe while the model was still being loaded
 
 
-def _load(args: dict[str, Any], record: InFlightRecord, meter: SwitchableMeter) -> LoadedEngine:
+def _transfer_files(start: Message) -> TransferFiles | None:
+    """Return the files through which KV is passed on, if the message ``start`` names any."""
+    if "transfer" not in start:
+        return None
+    from octavo.offload.open_peers import TransferFiles
+
+    return TransferFiles(start["transfer"]["own"], dict(start["transfer"]["peers"]))
+
+
+def _load(
+    args: dict[str, Any],
+    record: InFlightRecord,
+    meter: SwitchableMeter,
+    transfer: TransferFiles | None,
+) -> LoadedEngine:
     """Load the engine over an executor that is recorded, with its meter."""
     # The server has the queue with its limits, and refuses requests before they come here.
     unbounded = {"max_queued_requests": None, "max_queued_tokens": None}
@@ -392,7 +488,12 @@ def _load(args: dict[str, Any], record: InFlightRecord, meter: SwitchableMeter) 
         return RecordedExecutor(_with_faults(executor), record)
 
     loaded = load_engine(
-        engine_args, is_served=True, is_replica=True, around_executor=around, meter=meter
+        engine_args,
+        is_served=True,
+        is_replica=True,
+        around_executor=around,
+        meter=meter,
+        transfer=transfer,
     )
     _warm_up(loaded.text_engine)
     return loaded
@@ -439,6 +540,7 @@ def _facts_of(loaded: LoadedEngine, activations: str) -> EngineFacts:
         info=info,
         choices=config.choices,
         rank_model=dataclasses.asdict(model),
+        kv_bytes_per_token=probe.kv_bytes_per_token,
         runs_as={
             **{name: info[name] for name in ("device", "kernels", "isa", "dtype")},
             "kv_dtype": config.cache.dtype,

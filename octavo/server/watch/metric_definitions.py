@@ -183,6 +183,11 @@ FAMILIES = (
         REPLICA_LABEL,
     ),
     _counter(
+        "replica_scalings",
+        "Replicas that were started (up) or drained (down) since the load asked for it.",
+        "direction",
+    ),
+    _counter(
         "prefix_cache_queries",
         "Prompt tokens that were looked up in the prefix cache.",
         vllm="=",
@@ -196,9 +201,39 @@ FAMILIES = (
     ),
     _counter(
         "prefix_cache_restored_tokens",
-        "Tokens whose KV was copied back into the pool, from the host KV cache or the disk.",
+        "Tokens whose KV was copied into the pool, from the host KV cache, the disk, or replicas "
+        "that computed it (peers).",
         "place",
-        figure={"memory": "prefix_tokens_from_memory", "disk": "prefix_tokens_from_disk"},
+        figure={
+            "memory": "prefix_tokens_from_memory",
+            "disk": "prefix_tokens_from_disk",
+            "peers": "prefix_tokens_from_peers",
+        },
+    ),
+    _counter(
+        "kv_transfer_bytes",
+        "Bytes of KV that a replica wrote for others, and that it read of theirs.",
+        "what",
+        figure={"sent": "kv_transfer_bytes_sent", "received": "kv_transfer_bytes_received"},
+    ),
+    _counter(
+        "kv_transfer_seconds",
+        "Time that these transfers took, beside the steps.",
+        "what",
+        figure={"sent": "kv_transfer_seconds_sent", "received": "kv_transfer_seconds_received"},
+    ),
+    _counter(
+        "kv_transfer_misses",
+        "KV blocks of others that were computed again: late, not there in time; overwritten, by "
+        "newer ones; peer_ended, the replica died; damaged; or unreachable.",
+        "reason",
+        figure={
+            "late": "kv_transfer_misses_late",
+            "overwritten": "kv_transfer_misses_overwritten",
+            "peer_ended": "kv_transfer_misses_peer_ended",
+            "damaged": "kv_transfer_misses_damaged",
+            "unreachable": "kv_transfer_misses_unreachable",
+        },
     ),
     _counter(
         "kv_offload_blocks",

@@ -117,6 +117,9 @@ class Metrics(EngineObserver):
         for reason in REJECTIONS:
             self._series("admission_rejections", reason)
         self._series("prompt_tokens_by_source", "external_kv_transfer")
+        if has_replicas:
+            for direction in ("up", "down"):
+                self._series("replica_scalings", direction)
         for plain in (each for each in FAMILIES if not each.labels and not each.is_of_engine):
             self._series(plain.name)
         if not has_replicas:
@@ -202,6 +205,9 @@ class Metrics(EngineObserver):
 
     def on_routed(self, replica: int) -> None:
         self._series("routed_requests", str(replica)).inc()
+
+    def on_scaled(self, direction: str) -> None:
+        self._series("replica_scalings", direction).inc()
 
     def on_removed(self, replica: int) -> None:
         if (engine := self._engines.pop(replica, None)) is not None:

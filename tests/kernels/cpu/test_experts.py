@@ -14,6 +14,8 @@ from weights import stored
 from octavo.base.errors import EngineError
 from octavo.kernels import reference
 from octavo.kernels.cpu import abi, layout, packing
+from octavo.kernels.expert_places import deal_out
+from octavo.kernels.parts import Part
 from octavo.kernels.routing import CLAMPED_SWIGLU, ExpertWeights, RouterWeights, Routing
 from octavo.quantization.levels import E2M1
 from octavo.quantization.tensors import to_torch
@@ -80,6 +82,7 @@ class Case:
         args = abi.ExpertsArgs(
             hidden=HIDDEN,
             inner=INNER,
+            num_hidden=HIDDEN,
             epilogue=EPILOGUES[self.activation],
             eps=1e-5,
             routing=abi.Routing(
@@ -211,6 +214,119 @@ def test_chunks_of_a_long_step_are_as_one(native):
     assert layout.experts_bytes(HIDDEN, INNER, 2, len(x)) == most < 33 << 20
     made = case.run(x, logits)
     np.testing.assert_array_equal(made, np.tile(made[:100], (len(x) // 100, 1)))
+
+
+# -- whole experts on several ranks ---------------------------------------------------------------
+
+
+class Ranks:
+    """The ranks of a group that have whole experts, one after the other, without a group: all run
+    twice, so that the second time each finds the rows that the others made the first time."""
+
+    def __init__(self, case: Case, places):
+        self.case = case
+        begin = np.cumsum([0, *map(len, places)], dtype=np.int32)
+        ranks = np.array([rank for each in places for rank in each], dtype=np.int32)
+        self.places, self.begin, self.ranks = places, begin, ranks
+        self.size = max(ranks) + 1
+
+    def arguments(self, rank, x, logits, out, output_rows):
+        args = self.case.arguments(x, logits, out)
+        for expert, ranks in enumerate(self.places):
+            if rank not in ranks:
+                args.experts[expert] = abi.Expert()  # which it must not read
+        columns = Part(rank, self.size).of_rows(HIDDEN)
+        args.first_hidden, args.num_hidden = columns.start, len(columns)
+        args.output_rows = output_rows.ctypes.data
+        args.places = abi.ExpertPlaces(
+            rank, self.size, self.begin.ctypes.data, self.ranks.ctypes.data
+        )
+        return args
+
+    def run(self, x, logits):
+        """What all make together, and how many rows of experts each of them computed."""
+        native, num_rows = self.case.native, len(x) * self.case.routing.top_k
+        out, rows = np.full_like(x, np.nan), np.full((num_rows, HIDDEN), np.nan, dtype=np.float32)
+        computed = []
+        for turn in range(2):
+            for rank in range(self.size):
+                before = int(np.isnan(rows[:, 0]).sum())
+                args = self.arguments(rank, x, logits, out, rows)
+                native.check(native.lib.oct_experts(native.pool, ctypes.byref(args), len(x)))
+                if turn == 0:
+                    computed.append(before - int(np.isnan(rows[:, 0]).sum()))
+        return out, computed
+
+
+def spread(num_experts, size):
+    """Places of experts among ranks: one after the other, and some of them on several."""
+    alone = deal_out(num_experts, size)
+    repeated = tuple(
+        tuple(sorted({*ranks, *((e + 1) % size for _ in range(e % 3 == 0))}))
+        for e, ranks in enumerate(alone)
+    )
+    return {"alone": alone, "repeated": repeated, "everywhere": (tuple(range(size)),) * num_experts}
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("format", ["float32", *FORMATS])
+@pytest.mark.parametrize("kind", ["alone", "repeated", "everywhere"])
+def test_ranks_with_whole_experts_make_the_bits_of_one(native, size, format, kind):
+    """Of more rows than encode by themselves, and of fewer; 9 experts come out even on no ranks
+    but 3."""
+    case = Case(native, ROUTINGS["softmax"], FORMATS.get(format), biases=True)
+    ranks = Ranks(case, spread(9, size)[kind])
+    for num_rows in (70, 5, 1):
+        x, logits = case.inputs(num_rows)
+        expected = case.run(x, logits)
+        made, computed = ranks.run(x, logits)
+        np.testing.assert_array_equal(made, expected)
+        assert sum(computed) == num_rows * case.routing.top_k, "each row is computed by one rank"
+
+
+def test_copies_of_an_expert_share_its_rows(native):
+    """All tokens go to two experts, of which the ranks have two copies each."""
+    case = Case(native, Routing(num_experts=4, top_k=2))
+    case.correction[:] = 0
+    x = case.normal(80, HIDDEN)
+    logits = np.tile(np.array([9, 5, 0, 0], dtype=np.float32), (80, 1))
+    _, computed = Ranks(case, ((0, 1), (0, 1), (0,), (1,))).run(x, logits)
+    assert computed == [80, 80]
+    # So few rows as one product takes at once stay together; the next expert goes to the other.
+    _, computed = Ranks(case, ((0, 1), (0, 1), (0,), (1,))).run(x[:6], logits[:6])
+    assert computed == [6, 6]
+
+
+@pytest.mark.parametrize(
+    ("places", "said"),
+    [
+        (((0,), (0, 1), (), (1,), (1,)), "expert 2 is with no ranks"),
+        (((0,), (1, 0), (0,), (1,), (1,)), "expert 1 is with"),
+        (((0,), (0, 1), (0,), (-1,), (1,)), "expert 3 is with"),
+    ],
+)
+def test_places_that_make_no_sense_are_refused(native, places, said):
+    case = Case(native, ROUTINGS["sigmoid"])
+    x, logits = case.inputs(2)
+    rows = np.zeros((4, HIDDEN), dtype=np.float32)
+    args = Ranks(case, places).arguments(0, x, logits, np.zeros_like(x), rows)
+    with pytest.raises(EngineError, match=said):
+        native.check(native.lib.oct_check_experts(ctypes.byref(args)))
+
+
+def test_an_expert_of_this_rank_must_be_whole(native):
+    case = Case(native, ROUTINGS["sigmoid"])
+    x, logits = case.inputs(2)
+    ranks = Ranks(case, deal_out(5, 2))
+    rows = np.zeros((4, HIDDEN), dtype=np.float32)
+    args = ranks.arguments(0, x, logits, np.zeros_like(x), rows)
+    args.experts[1].down.n = 32
+    with pytest.raises(EngineError, match="expert 1 has 96 and 96 inner values and 32 outputs"):
+        native.check(native.lib.oct_check_experts(ctypes.byref(args)))
+    args = ranks.arguments(0, x, logits, np.zeros_like(x), rows)
+    args.output_rows = None
+    with pytest.raises(EngineError, match="share output_rows"):
+        native.check(native.lib.oct_check_experts(ctypes.byref(args)))
 
 
 @pytest.mark.parametrize(

@@ -231,3 +231,23 @@ def test_choices_in_groups_are_compiled_without_spills():
     (launch,) = launches(lambda: choose(logits, slots, V3, correction, ids, weights))
     made = launch.compiled(90)
     assert made.spills == 0 and made.registers <= 128
+
+
+def test_sums_of_experts_in_float32(device):
+    """Parts that ranks add up in a fixed order are not rounded to the activations' type."""
+    routing = ROUTINGS["normalized"]
+    gate_up = device_weight("float", 8 * 2 * 32, 64, torch.bfloat16, device)
+    down = device_weight("float", 8 * 64, 32, torch.bfloat16, device)
+    layer = ExpertLayer(gate_up, down, routing, "silu")
+    x = random(3, 64, dtype=torch.bfloat16, device=device)
+    logits = random(3, 8, device=device, seed=2)
+    experts = ExpertProducts([ExpertSizes(routing, 32, 64)], 3, torch.bfloat16, device)
+    slots, wide = (
+        torch.zeros(3, dtype=torch.int32, device=device),
+        torch.empty(3, 64, device=device),
+    )
+    rounded = torch.empty(3, 64, dtype=torch.bfloat16, device=device)
+    for out in (wide, rounded):
+        experts.run(x, logits, slots, layer, None, out)
+    assert torch.equal(wide.bfloat16(), rounded)
+    assert not torch.equal(wide, rounded.float())

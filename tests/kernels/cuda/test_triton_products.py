@@ -14,6 +14,7 @@ from octavo.kernels.cuda.attention_plan import Gpu
 from octavo.kernels.cuda.gemm_dispatch import GemmConditions, GemmKind, gemm_kind
 from octavo.kernels.cuda.products import GemmFusion, PlainProducts
 from octavo.kernels.cuda.triton_products import TritonProducts, WeightUse
+from octavo.kernels.cuda.weights import DenseWeight
 from octavo.kernels.op_arguments import RowNorm
 
 HOPPER, AMPERE = Gpu(90, 8), Gpu(80, 8)
@@ -200,3 +201,28 @@ def test_memory_is_what_the_named_uses_need():
     assert few.nbytes <= 1 << 16
     gated = products_of(device_weight("float", N, K), x, gated=True)
     assert dense.nbytes + 4096 * N * 4 <= gated.nbytes + (1 << 16)
+
+
+@pytest.mark.parametrize("kind", ["float", "nibbles in 128"])
+def test_rows_of_a_matrix_have_the_bits_of_the_whole(device, kind):
+    """Whatever other rows a rank has: inputs are split as for all of them together."""
+    conditions = GemmConditions(HOPPER, torch.float32, invariant=True)
+    n, k = 512, 2048
+    whole = device_weight(kind, n, k, torch.float32, device)
+    x, part = random(3, k, device=device), slice(128, 192)
+    if isinstance(whole, DenseWeight):
+        own = DenseWeight(whole.values[part].contiguous())
+    else:
+        own = whole.narrow(part.start, part.stop)
+    found = {}
+    for name, weight, of_outputs in (
+        ("whole", whole, n),
+        ("part", own, n),
+        ("alone", own, None),
+    ):
+        made = TritonProducts([WeightUse(weight, 3, of_outputs=of_outputs)], conditions, device)
+        found[name] = torch.empty(3, weight.shape[0], device=device)
+        made.linear(x, weight, found[name], GemmFusion())
+        found[name, "splits"] = {each.split_k for each in made._tilings.values()}
+    assert torch.equal(found["whole"][:, part], found["part"])
+    assert found["whole", "splits"] == found["part", "splits"] != found["alone", "splits"]

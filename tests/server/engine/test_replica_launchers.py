@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import pytest
 
 from octavo.async_llm import AsyncLLM
@@ -17,7 +20,7 @@ from octavo.system import machine, numa
 def args_of(number=0, **settings):
     """The settings that the engine of a replica is started with."""
     launchers = ReplicaLaunchers(EngineArgs("m", **{"data_parallel_size": 4, **settings}))
-    return launchers.create(number)._args
+    return [launchers.create(each)._args for each in range(number + 1)][-1]
 
 
 def test_each_engine_knows_how_many_share_the_machine(monkeypatch):
@@ -39,6 +42,32 @@ def test_each_has_its_part_of_a_folder(tmp_path):
     assert args["kv_offload"] == f"{tmp_path / 'replica-2'}:1000"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="memfd is of Linux")
+def test_decode_replicas_read_what_prefill_replicas_write():
+    args = EngineArgs("m", device="cpu", data_parallel_size=4, prefill_replicas=2)
+    launchers = ReplicaLaunchers(args)
+    assert "2 of them compute prompts" in launchers.describe()
+    files = [launchers.create(number)._transfer for number in range(5)]  # one is added later
+    assert [each.own is not None for each in files] == [True, True, False, False, False]
+    assert [sorted(each.peers) for each in files] == [[], [], [0, 1], [0, 1], [0, 1]]
+    descriptors = [descriptor for each in files for descriptor in each.descriptors]
+    assert len(set(descriptors)) == len(descriptors)
+    for each in files[2:]:
+        with pytest.raises(OSError):
+            os.write(each.peers[0], b"x")
+    assert launchers.create(3)._transfer is files[3]  # the same after a restart
+    launchers.close()
+    for descriptor in descriptors:
+        with pytest.raises(OSError):
+            os.fstat(descriptor)
+
+
+def test_memory_is_shared_on_linux_alone(monkeypatch):
+    monkeypatch.setattr(replica_launchers.sys, "platform", "darwin")
+    with pytest.raises(ConfigError, match="only Linux"):
+        ReplicaLaunchers(EngineArgs("m", device="cpu", data_parallel_size=2, prefill_replicas=1))
+
+
 def test_given_settings_stay_given():
     assert "seed" in args_of(device="cpu", seed=0, given=["seed"])["given"]
 
@@ -57,6 +86,17 @@ def test_each_has_a_gpu_of_its_own(monkeypatch, device):
         args_of(device=device, data_parallel_size=5)
     with pytest.raises(ConfigError, match="cuda:1 is one GPU"):
         args_of(device="cuda:1")
+
+
+def test_each_has_as_many_gpus_as_ranks(monkeypatch):
+    monkeypatch.setattr(machine, "num_gpus", lambda: 5)
+    given = {"device": "cuda", "tensor_parallel_size": 2, "data_parallel_size": 2}
+    assert [args_of(n, **given)["device"] for n in range(2)] == ["cuda:0", "cuda:2"]
+    assert "2 GPUs of its own" in ReplicaLaunchers(EngineArgs("m", **given)).describe()
+    with pytest.raises(ConfigError, match="all 4 are in use"):
+        args_of(2, **given)
+    with pytest.raises(ConfigError, match="needs 2 GPUs of its own, .* set it to 2"):
+        args_of(**{**given, "data_parallel_size": 3})
 
 
 def test_gpus_are_counted_without_pytorch(tmp_path, monkeypatch):
@@ -94,3 +134,21 @@ def test_replicas_have_nodes_of_their_own(monkeypatch):
     assert (
         ReplicaLaunchers(EngineArgs("m", device="cpu", data_parallel_size=2)).create(0)._cpus == ()
     )
+
+
+def test_what_one_had_goes_to_the_next(monkeypatch, tmp_path):
+    """Replicas come and go, with ever new numbers: GPUs, cores and folders do not."""
+    monkeypatch.setattr(machine, "has_gpu_driver", lambda: True)
+    monkeypatch.setattr(machine, "num_gpus", lambda: 2)
+    monkeypatch.setattr(replica_launchers.importlib.util, "find_spec", lambda name: True)
+    args = EngineArgs("m", device="cuda", data_parallel_size="1..2", kv_offload=f"{tmp_path}:8000")
+    launchers = ReplicaLaunchers(args)
+    first, second = launchers.create(0), launchers.create(1)
+    with pytest.raises(ConfigError, match="no GPU for one more replica: all 2 are in use"):
+        launchers.create(2)
+    first.close()
+    first.close()  # twice is once
+    third = launchers.create(3)
+    assert third._args["device"] == first._args["device"] == "cuda:0"
+    assert third._args["kv_offload"] == first._args["kv_offload"]
+    assert second._args["device"] == "cuda:1"

@@ -77,7 +77,7 @@ def play(main, size=2, router=None, create=TableLauncher, **options):
         engine = ReplicaSet(
             create_launcher,
             size,
-            router or LeastLoaded(),
+            lambda: router or LeastLoaded(),
             options.pop("limits", QueueLimits(None, None)),
             account,
             **options,

@@ -137,7 +137,7 @@ def test_what_is_none_of_ours_is_the_engines_error(error):
 def test_messages_are_those_that_are_written_down():
     """Every op and event that one side knows is in the table, and the other way round."""
     table = wire.__doc__.partition("To the engine")[2]
-    documented = set(re.findall(r"^    ([a-z]+) {2,}[a-z]", table, re.MULTILINE)) | {"stop"}
+    documented = set(re.findall(r"^    ([a-z_]+) {2,}[a-z]", table, re.MULTILINE)) | {"stop"}
     sources = [
         Path(module.__file__).read_text()
         for module in (client, front, replicas, process, supervisor, worker)

@@ -101,7 +101,7 @@ def server(hash_engine):
 
 
 def test_it_answers_and_pongs(server):
-    server.loop.receive({"op": "ping", "number": 7})
+    server.loop.receive({"op": "ping", "number": 7, "now": 0.0})
     server.add("a", [1, 2])
     server.add("b", [3], bad_words=[[4, 5]])
     server.run()
@@ -306,8 +306,8 @@ def test_the_probe_is_before_all_who_wait(hash_engine):
 def test_what_may_wait_is_for_the_server_to_say(hash_engine, monkeypatch):
     given = []
 
-    def load_engine(args, is_served, is_replica, around_executor, meter):
-        assert is_served and is_replica
+    def load_engine(args, is_served, is_replica, around_executor, meter, transfer):
+        assert is_served and is_replica and transfer is None
         given.append(args)
         cache = SimpleNamespace(num_blocks=8, block_size=4, windows=(None,), dtype="hash")
         config = SimpleNamespace(scheduler=SchedulerConfig(), cache=cache, choices=())
@@ -324,7 +324,7 @@ def test_what_may_wait_is_for_the_server_to_say(hash_engine, monkeypatch):
     monkeypatch.setattr(worker, "load_engine", load_engine)
     asked = {"model": "m", "max_queued_requests": 4, "max_queued_tokens": 40}
     monkeypatch.setenv(worker.FAULTS_VARIABLE, '{"raise": 96}')
-    loaded = worker._load(asked, InFlightRecord(), SwitchableMeter())
+    loaded = worker._load(asked, InFlightRecord(), SwitchableMeter(), None)
     engine, facts = loaded.text_engine, worker._facts_of(loaded, "auto")
     recorded = engine.engine.executor
     assert isinstance(recorded, RecordedExecutor), "what it is at work on is on record"

@@ -382,6 +382,7 @@ EVENTS = {
     "on_engine_state": (EngineState.READY, "x"),
     "on_routed": (1,),
     "on_removed": (1,),
+    "on_scaled": ("up",),
 }
 
 
@@ -389,6 +390,7 @@ def test_all_observers_are_told_everything_in_order():
     class Everything(Noting):
         on_submitted = on_rejected = on_ignored_fields = on_tokens = on_finished = None
         on_step = on_snapshot = on_engine_state = on_routed = on_removed = None
+        on_scaled = None
 
     notes: list = []
     observers = ObserverGroup(Everything(notes, "a"), EngineObserver(), Everything(notes, "b"))

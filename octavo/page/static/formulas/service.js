@@ -215,15 +215,17 @@ class Steps {
   }
 }
 
-/** Until the last of some steps has passed equal stages: each begins when the one before it has left
- * the first, and no more are under way than there are stages. */
+/** Until the last of some steps has passed equal stages. A stage computes one at a time, and no more
+ * are under way than there are stages. */
 function pipelineSeconds(steps, stages) {
-  let free = 0;
+  const free = new Array(stages).fill(0);
   const ends = [0];
   steps.forEach((seconds, number) => {
-    const start = Math.max(free, ends[Math.max(0, number - stages + 1)]);
-    free = start + seconds / stages;
-    ends.push(Math.max(ends.at(-1), start + seconds));
+    let arrives = ends[Math.max(0, number - stages + 1)];
+    for (let stage = 0; stage < stages; stage += 1) {
+      free[stage] = arrives = Math.max(arrives, free[stage]) + seconds / stages;
+    }
+    ends.push(arrives);
   });
   return ends.at(-1);
 }

@@ -99,7 +99,7 @@ function partsOf({ ops, transfers, overhead }, pp) {
     { label: "MLP", size: seconds((op) => isOf(op, "mlp") || isOf(op, "shared")), colour: 6 },
     { label: "experts", size: seconds((op) => isOf(op, "experts") || isOf(op, "router")), colour: 8 },
     { label: "all-to-all", size: said("experts.all_to_all"), colour: 3 },
-    { label: "all-reduce", size: said("layers.all_reduce"), colour: 2 },
+    { label: "all-reduce", size: said("layers.all_reduce") + said("embedding.all_reduce"), colour: 2 },
     { label: "exchange", size: said("layers.gather"), colour: 2 },
     { label: "head, norms", size: seconds(isOther), colour: 4 },
     { label: "all-gather", size: said("head.all_gather") + said("head.gather"), colour: 5 },

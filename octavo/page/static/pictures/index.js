@@ -9,6 +9,7 @@ import { flashTiles } from "./flash_tiles.js";
 import { kvGrowth } from "./kv_growth.js";
 import { memoryWall } from "./memory_wall.js";
 import { pagedKv } from "./paged_kv.js";
+import { parallelism } from "./parallelism.js";
 import { quantization } from "./quantization.js";
 import { serving } from "./serving.js";
 import { speculation } from "./speculation.js";
@@ -24,6 +25,7 @@ export const PICTURES = [
   speculation,
   quantization,
   devices,
+  parallelism,
   costs,
   decisionTree,
 ];

@@ -22,6 +22,9 @@ class ReplicaState(BaseModel):
 
     replica: int = Field(description="its number, which is never used again")
     state: str = Field(description="starting, ready, draining, restarting or failed")
+    role: Literal["prefill", "decode"] | None = Field(
+        None, description="with prefill_replicas: whether it computes prompts, or answers"
+    )
     requests: int
     num_running: int
     num_waiting: int

@@ -1,0 +1,1 @@
+"""Places for processes on this machine or on those of a Ray cluster."""

@@ -1,0 +1,1 @@
+"""Connections between machines: TLS, a token that is used once, and frames of bounded size."""

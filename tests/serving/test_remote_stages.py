@@ -1,0 +1,290 @@
+"""Pipelines whose stages are processes of other machines, which here are commands of this one:
+their answers, what is refused, and the end of any of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from array import array
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cryptography", reason="connections between machines need certificates")
+
+from octavo import LLM, SamplingParams
+from octavo.base.errors import ConfigError, EngineError
+from octavo.kernels.cpu import library
+from octavo.serving.model_content import model_content
+from tests.conftest import write_tiny_model
+
+pytestmark = [
+    pytest.mark.skipif(not library.runnable(), reason="no native library was built"),
+    pytest.mark.skipif(sys.platform != "linux", reason="ranks are processes of Linux alone"),
+]
+SECONDS = 60.0  # of which none is waited for where all is well
+PROMPTS = [[5, 9, 13, 21], [7, 8], list(range(20, 90))]
+SETTINGS = {"threads": 1, "max_model_len": 128, "kernels": "native"}
+OTHER_MACHINE = Path(__file__).resolve().parent.parent / "support" / "other_machine.py"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("four") / "tiny", num_hidden_layers=4)
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    """The processes find what this one finds."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+
+
+def stages(count: int, *commands: str) -> dict:
+    """Settings of a pipeline with its first stages on other machines."""
+    return {
+        "pipeline_parallel_size": count,
+        "stage_command": commands or (sys.executable,) * (count - 1),
+    }
+
+
+def other(what: str) -> str:
+    return f"{sys.executable} {OTHER_MACHINE} {what}"
+
+
+def answers(llm: LLM) -> list[tuple[list[int], float]]:
+    params = SamplingParams(max_tokens=12, temperature=0.8, seed=4, logprobs=1, ignore_eos=True)
+    outputs = llm.generate([{"prompt_token_ids": each} for each in PROMPTS], params)
+    return [(o.outputs[0].token_ids, o.outputs[0].cumulative_logprob) for o in outputs]
+
+
+def remote_ranks(parent: int | None = None) -> list[int]:
+    listed = subprocess.run(
+        ["pgrep", "-P", str(parent or os.getpid()), "-f", "remote_rank"],
+        capture_output=True,
+        text=True,
+    )
+    return [int(line) for line in listed.stdout.split()]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def wait_until_gone(*pids: int) -> None:
+    deadline = time.monotonic() + SECONDS
+    while any(map(is_running, pids)):
+        assert time.monotonic() < deadline, f"some of {pids} are still there"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def alone(model):
+    return answers(LLM(str(model), **SETTINGS))
+
+
+def test_answers_are_those_of_one_rank_and_nothing_is_left(model, alone):
+    with LLM(str(model), **stages(2), **SETTINGS) as llm:
+        (remote,) = remote_ranks()
+        assert answers(llm) == alone
+        assert answers(llm) == alone
+    wait_until_gone(remote)
+
+
+def test_hidden_states_go_from_one_machine_to_the_next(model, alone):
+    """Of three stages, the first is connected to the second, and that one to the third."""
+    with LLM(str(model), **stages(3), **SETTINGS) as llm:
+        assert len(remote_ranks()) == 2
+        assert answers(llm) == alone
+
+
+def test_no_secret_is_on_a_command_line_or_in_an_environment(model, monkeypatch):
+    monkeypatch.setenv("OCTAVO_API_KEY", "a key")
+    with LLM(str(model), **stages(2), **SETTINGS):
+        (remote,) = remote_ranks()
+        line = Path(f"/proc/{remote}/cmdline").read_bytes().split(b"\0")
+        environment = Path(f"/proc/{remote}/environ").read_bytes()
+    assert line[1:] == [b"-m", b"octavo.runtime.remote_rank", b""]
+    assert b"OCTAVO_API_KEY" not in environment and b"OCTAVO_LINK_TICKET" not in environment
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("false", r"rank 1 of 2 on false: it ended with exit status 1, without a word"),
+        ("/no/such/python", r"/no/such/python -m .* cannot be run: .*No such file"),
+        ("sh -c 'echo no route >&2; exit 255'", r"exit status 255; its last words:\nno route"),
+        (other("talks"), r"exit status 7; its last words:\na line for people"),
+        (other("version"), r"rank 1 of 2 on .* at 127.*: octavo is 0\.0\.7 there, and .* here"),
+        (other("kernels"), r"kernel ABI is \d+ there, and \d+ here"),
+        (other("model"), r"model content is [0-9a-f]{64} there, and another here"),
+        (other("no-model"), r"elsewhere is not on this machine: put the model that rank 0 has"),
+        (other("processor"), r"rank 0 computes with \w+ instructions, which this machine lacks.*"),
+        (other("memory"), r"rank 1 has 0\.00 GiB of free memory, and KV of its layers takes"),
+    ],
+)
+def test_a_machine_that_does_not_fit_is_refused_by_what_differs(model, command, why):
+    with pytest.raises(ConfigError, match=why):
+        LLM(str(model), **stages(2, command), **SETTINGS)
+    assert not [pid for pid in remote_ranks() if is_running(pid)]
+
+
+def test_stages_of_other_layouts_do_not_connect_to_each_other(model):
+    with pytest.raises(ConfigError, match="stages is (3 there, and 4|4 there, and 3) here"):
+        LLM(str(model), **stages(3, other("stage"), sys.executable), **SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"stage_command": ("python",)}, "pipeline_parallel_size must be 2, not 1"),
+        ({"stage_address": "10.0.0.5"}, "stage_command names none"),
+        ({**stages(2), "tensor_parallel_size": 2}, "four times in it.* give more stages"),
+        ({**stages(2), "data_parallel_size": 2}, "start a server for each"),
+        ({**stages(2), "stage_address": "a b"}, "is no address"),
+        ({**stages(2), "stage_address": "203.0.113.9"}, "cannot be listened on"),
+        ({**stages(2, "")}, "is no command"),
+        ({**stages(2, "'")}, "is no command: No closing quotation"),
+        ({**stages(2), "kernels": "reference"}, "native CPU kernels"),
+        (stages(65), "65 stages cannot have its .* layers"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_before_anything_is_started(
+    model, settings, why, monkeypatch
+):
+    monkeypatch.setattr("octavo.runtime.hosts.CommandProcess", None)
+    with pytest.raises(ConfigError, match=why):
+        LLM(str(model), **{**SETTINGS, **settings})
+
+
+def test_the_end_of_a_rank_is_the_end_of_the_engine_in_words(model):
+    with LLM(str(model), **stages(3), **SETTINGS) as llm:
+        answers(llm)
+        pids = remote_ranks()
+        os.kill(pids[-1], signal.SIGKILL)
+        wait_until_gone(*pids)
+        with pytest.raises(EngineError) as error:
+            answers(llm)
+        with pytest.raises(EngineError):  # and it stays so
+            answers(llm)
+    assert re.search(r"rank \d of \d on .*: the connection was cut", str(error.value))
+
+
+@pytest.mark.parametrize("words", [[99], [1, 2, 3], [1, *[-1] * 40], [2, 5], [1 << 30] * 3000])
+def test_words_that_are_no_step_end_the_rank_and_the_engine(model, words):
+    with LLM(str(model), **stages(2), **SETTINGS) as llm:
+        answers(llm)
+        (remote,) = remote_ranks()
+        llm._loaded.ranks._followers.place.messages.send(array("i", words))
+        wait_until_gone(remote)
+        with pytest.raises(EngineError):
+            answers(llm)
+
+
+def test_ranks_end_with_the_home_rank_however_that_ends(model):
+    code = (
+        "import sys; from octavo import LLM; "
+        f"llm = LLM({str(model)!r}, pipeline_parallel_size=2, "
+        "stage_command=(sys.executable,), threads=1, max_model_len=128); "
+        "print('up', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as home:
+        assert home.stdout.readline() == b"up\n"
+        (remote,) = remote_ranks(home.pid)
+        home.kill()
+        wait_until_gone(remote)
+
+
+def test_the_content_of_a_model_is_that_of_its_weights_and_settings(model, tmp_path):
+    import shutil
+
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(model, copy)
+    assert model_content(copy) == model_content(model)
+    (copy / "README.md").write_text("other words")
+    assert model_content(copy) == model_content(model)
+    weights = next(copy.glob("*.safetensors"))
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert model_content(copy) != model_content(model)
+
+
+def test_a_real_model(smollm2_gguf):
+    params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+    prompts = ["The capital of France is", "Once upon a time", "def add(a, b):"]
+
+    def greedy(**settings) -> list[list[int]]:
+        with LLM(str(smollm2_gguf), threads=1, max_model_len=256, **settings) as llm:
+            return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+
+    assert greedy(**stages(2)) == greedy()
+
+
+# -- two machines, as far as the network knows --------------------------------------------------
+
+TWO_MACHINES = OTHER_MACHINE.with_name("two_machines.py")
+
+
+def on_two_machines(does: str, model: Path) -> dict:
+    """Run two_machines.py; skips where the system has no such namespaces for a user."""
+    try:
+        subprocess.run(
+            [
+                "unshare",
+                "-rnm",
+                "ip",
+                "link",
+                "add",
+                "here",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "there",
+            ],
+            check=True,
+            capture_output=True,
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network namespaces for a user here: {error}")
+    done = subprocess.run(
+        ["unshare", "-rnm", sys.executable, str(TWO_MACHINES), does, str(model)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.long
+def test_two_machines_answer_as_one(model, alone):
+    said = on_two_machines("answers", model)
+    assert said == {"answers": [tokens for tokens, _ in alone], "ranks": 1}
+
+
+@pytest.mark.long
+def test_a_server_on_two_machines(model):
+    said = on_two_machines("serves", model)
+    assert said["ranks"] == 1
+    assert len(set(said["answers"])) == 1 and len(said["answers"]) == 2
+
+
+@pytest.mark.long
+def test_a_cable_that_is_cut_ends_the_engine_and_leaves_nothing(model, alone):
+    """Neither end is told: they hear nothing of each other any more."""
+    said = on_two_machines("cut", model)
+    assert said["answers"] == [tokens for tokens, _ in alone]
+    assert (said["ranks"], said["left"]) == (1, 0)
+    assert len(said["raised"]) == 1
+    assert re.search("nothing was heard|took too long|timed out|was cut", said["raised"][0])
