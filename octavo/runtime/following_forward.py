@@ -85,7 +85,9 @@ class FollowingForward(NativeForward):
             end = change.first + len(change.entries)
             self._tables.array[change.group, change.row, change.first : end] = change.entries
         reader.end()
-        if not header.head_only and not 0 <= header.num_positions <= most_positions:
+        if header.head_only:
+            most_positions = 0  # the head alone rotates nothing
+        if not 0 <= header.num_positions <= most_positions:
             raise BadMessage(
                 f"{header.num_positions} positions of a step that has {most_positions}"
             )
