@@ -57,7 +57,7 @@ class SinkWindow:
     @property
     def turn(self) -> int:
         """Number of positions after which angles of rotary embeddings begin again."""
-        return -(-self.num_tokens // _TURN) * _TURN
+        return _turn_of(self.num_tokens)
 
     def first_seen(self, position: int) -> int:
         """Return the first position behind the sinks that the query at ``position`` attends to."""
@@ -99,6 +99,15 @@ class SinkWindow:
 def unit_left_out(block_size: int) -> int:
     """Return the number of tokens that are left out of a table at once."""
     return math.lcm(SPLIT, block_size)
+
+
+def most_angles(max_model_len: int) -> int:
+    """Return the rows that tables of rotations need at most, for any sink window."""
+    return _turn_of(max_model_len) + max_model_len
+
+
+def _turn_of(num_tokens: int) -> int:
+    return -(-num_tokens // _TURN) * _TURN
 
 
 class HasSinkWindow(Protocol):

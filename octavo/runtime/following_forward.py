@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from octavo.base.errors import StepAbortedError
+from octavo.core.sink_window import most_angles
 from octavo.kernels.cpu import abi
 from octavo.runtime.native_forward import NativeForward
 from octavo.runtime.stage_links import StepMessages
@@ -74,9 +75,8 @@ class FollowingForward(NativeForward):
             windows = _words(reader, SINK_WINDOW_WORDS * num_seqs).tobytes()
             ctypes.memmove(self._sink_windows, windows, len(windows))
             sequences.sink_windows = ctypes.addressof(self._sink_windows)
-            most_positions = max(
-                most_positions, *(each.turn + each.window for each in self._sink_windows[:num_seqs])
-            )
+            turns = max(each.turn + each.window for each in self._sink_windows[:num_seqs])
+            most_positions = max(most_positions, min(turns, most_angles(self.limits.max_model_len)))
         if header.flags & HAS_STATES:
             self._state_source[:num_seqs] = _words(reader, num_seqs)
             self._state_target[:num_seqs] = _words(reader, num_seqs)
@@ -85,7 +85,9 @@ class FollowingForward(NativeForward):
             end = change.first + len(change.entries)
             self._tables.array[change.group, change.row, change.first : end] = change.entries
         reader.end()
-        if not header.head_only and not 0 <= header.num_positions <= most_positions:
+        if header.head_only:
+            most_positions = 0  # the head alone rotates nothing
+        if not 0 <= header.num_positions <= most_positions:
             raise BadMessage(
                 f"{header.num_positions} positions of a step that has {most_positions}"
             )
