@@ -113,7 +113,7 @@ def test_what_is_no_number_of_ranks(text):
         (1, 9, {"num_layers": 4}, "9 stages cannot have its 4 layers.*; .* pipeline_.*_size=4$"),
         (2, 4, {"num_cores": 6}, "4 stages of 2 ranks need a core each, and 6 may be used.*=3$"),
         (1, 8, {"num_cores": 2}, "8 stages of 1 rank need a core.*is pipeline_parallel_size=2$"),
-        (9, 2, {"num_heads": 4, "num_cores": 64}, "9 ranks cannot share its 4 query heads.*=2$"),
+        (9, 2, {"num_heads": 4, "num_cores": 64}, "9 ranks cannot share its 4 heads.*=2$"),
         (2, 2, {"why_alone": "a toaster"}, "a toaster; the nearest is pipeline_parallel_size=1$"),
         (
             2,
