@@ -64,8 +64,8 @@ class PipelinedForward:
     ):
         self.depth = place.stage.count
         self.program, self.cache, self.limits = program, kv_cache, limits
-        self.kv_cache: KVBlocks = _PipelinedCache(self, kv_cache)
-        self._messages = place.messages
+        self._queue = _HomeQueue(place.messages)
+        self.kv_cache: KVBlocks = _PipelinedCache(self._queue, kv_cache)
         self._ends = StageEnds(place, own, program)
         arguments = program, kv_cache, limits, share_prefixes, streams
         first = _Lane(place.messages, None, *arguments)
@@ -74,9 +74,7 @@ class PipelinedForward:
             _Lane(place.messages, self._tables, *arguments) for _ in range(self.depth - 1)
         ]
         self._last = first  # that was run
-        self._queue: deque[_Queued] = deque()
         self._num_steps = 0
-        self._num_unread = 0  # pieces of messages, at most, that wait for those who read them
         self._seconds_waited = 0.0
 
     @property
@@ -100,26 +98,58 @@ class PipelinedForward:
         number = self._num_steps % _STEP_NUMBERS
         lane = self._lanes[number % self.depth]
         words = lane.write(batch, weighed, number)
-        self.send(words)
+        self._queue.send(words)
         self._tables.sent()
         self._num_steps += 1
-        step = PipelinedStep(self, lane, self._num_unread)
-        self._queue.append(step)
+        step = PipelinedStep(self, self._queue, lane)
+        self._queue.add(step)
         return step
 
     def logits(self, rows: range) -> np.ndarray:
         """See ``Forward``: of the last step, which is the only one in flight."""
-        assert not self._queue, "logits are those of the last step"
+        assert self._queue.is_empty, "logits are those of the last step"
         return self._last.logits(rows)
 
     def logprobs(self, rows: range, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
-        assert not self._queue, "log-probabilities are those of the last step"
+        assert self._queue.is_empty, "log-probabilities are those of the last step"
         return self._last.logprobs(rows, token_ids, num_top)
 
     def hidden_states(self, depth: int) -> np.ndarray:
         return self._last.hidden_states(depth)
 
-    # -- messages, and the home rank's own part of them, in their order -------------------------
+    def compute(self, lane: _Lane) -> ForwardOutput:
+        """Run the last stage of a step, once the stages before have computed theirs."""
+        if not lane.is_taken:
+            begin = time.perf_counter()
+            try:
+                self._ends.take(lane.step_number, lane.num_tokens)
+            finally:
+                self._seconds_waited += time.perf_counter() - begin
+            lane.is_taken = True
+        self._last = lane
+        return lane.compute()
+
+
+class _HomeQueue:
+    """Messages, and the home rank's own part of them in their order.
+
+    Apart from the forward, whose KV cache refers to it: so both are released with the last
+    reference, without a garbage collection.
+    """
+
+    def __init__(self, messages: StepMessages):
+        self._messages = messages
+        self._queue: deque[_Queued] = deque()
+        self._num_unread = 0  # pieces of messages, at most, that wait for those who read them
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._queue
+
+    def add(self, step: PipelinedStep) -> None:
+        """Add a step whose message was the last one."""
+        step.num_unread = self._num_unread
+        self._queue.append(step)
 
     def send(self, words: array[int]) -> None:
         """Send a message. Others may be waiting for the home rank's part of a step, and read no
@@ -152,18 +182,6 @@ class PipelinedForward:
         while self._queue:
             self.run_next()
 
-    def compute(self, lane: _Lane) -> ForwardOutput:
-        """Run the last stage of a step, once the stages before have computed theirs."""
-        if not lane.is_taken:
-            begin = time.perf_counter()
-            try:
-                self._ends.take(lane.step_number, lane.num_tokens)
-            finally:
-                self._seconds_waited += time.perf_counter() - begin
-            lane.is_taken = True
-        self._last = lane
-        return lane.compute()
-
 
 @dataclass(slots=True)
 class _Action:
@@ -176,16 +194,15 @@ class _Action:
 class PipelinedStep:
     """A step in flight: a ``PendingForward``.
 
-    Args:
-        num_unread: pieces of messages, its own included, that ranks may not have read before they
-            have computed it.
+    ``num_unread``: pieces of messages, its own included, that ranks may not have read before they
+    have computed it.
     """
 
-    def __init__(self, forward: PipelinedForward, lane: _Lane, num_unread: int):
-        self._forward, self._lane = forward, lane
+    def __init__(self, forward: PipelinedForward, queue: _HomeQueue, lane: _Lane):
+        self._forward, self._queue, self._lane = forward, queue, lane
         self._output: ForwardOutput | None = None
         self._error: Exception | None = None
-        self.num_unread = num_unread
+        self.num_unread = 0
 
     def run(self) -> None:
         """Compute it in the home rank. What it raises is raised by its result: earlier steps are
@@ -199,7 +216,7 @@ class PipelinedStep:
 
     def result(self) -> ForwardOutput:
         while self._output is None and self._error is None:
-            self._forward.run_next()
+            self._queue.run_next()
         if self._error is not None:
             raise self._error
         assert self._output is not None
@@ -264,8 +281,8 @@ class _Lane(LeadingForward):
 class _PipelinedCache:
     """The KV blocks of the home rank, whose copies and moves all ranks make."""
 
-    def __init__(self, forward: PipelinedForward, blocks: KVBlocks):
-        self._forward, self._blocks = forward, blocks
+    def __init__(self, queue: _HomeQueue, blocks: KVBlocks):
+        self._queue, self._blocks = queue, blocks
 
     @property
     def num_blocks(self) -> int:
@@ -277,13 +294,13 @@ class _PipelinedCache:
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
         copies = list(copies)
-        self._forward.send(copy_words(copies))
-        self._forward.do(lambda: self._blocks.copy_blocks(copies))
+        self._queue.send(copy_words(copies))
+        self._queue.do(lambda: self._blocks.copy_blocks(copies))
 
     def wait(self) -> None:
-        self._forward.run_all()
+        self._queue.run_all()
         self._blocks.wait()
 
     def move(self, block_ids: Sequence[int], sources: Sequence[int], target: int) -> None:
-        self._forward.send(move_words(block_ids, sources, target))
-        self._forward.do(partial(self._blocks.move, list(block_ids), sources, target))
+        self._queue.send(move_words(block_ids, sources, target))
+        self._queue.do(partial(self._blocks.move, list(block_ids), sources, target))

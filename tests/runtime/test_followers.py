@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -139,6 +140,7 @@ def test_one_that_returns_has_ended_too(start):
 
 
 def test_what_the_system_refuses_leaves_nothing(monkeypatch):
+    gc.collect()  # groups of other tests, which would close their descriptors in between
     before = set(os.listdir("/proc/self/fd"))
     memory = RankMemory(3, num_bytes=4 << 20)
     monkeypatch.setattr(sys, "executable", "/no/such/interpreter")
@@ -149,6 +151,7 @@ def test_what_the_system_refuses_leaves_nothing(monkeypatch):
 
 
 def test_close_ends_them_even_if_they_are_stopped_and_leaves_nothing(start):
+    gc.collect()  # groups of other tests, which would close their descriptors in between
     files = set(os.listdir("/proc/self/fd"))
     group, followers = start(3, does="hangs")
     followers.receive()
