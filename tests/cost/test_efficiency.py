@@ -57,5 +57,6 @@ def test_processors_share_memory():
     link = efficiency_of("octavo", device, Parallel(tp=2)).link
     assert link is not None and link.floor_s(2) == 1e-6
     assert efficiency_of("octavo", device, Parallel(pp=2)).link == link
-    with pytest.raises(ConfigError, match="choose tp, pp, or copies"):
-        efficiency_of("octavo", device, Parallel(tp=2, ep=2))
+    assert efficiency_of("octavo", device, Parallel(tp=2, ep=2)).link == link
+    with pytest.raises(ConfigError, match="choose ep = tp"):
+        efficiency_of("octavo", device, Parallel(dp=2, ep=2))

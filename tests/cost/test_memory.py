@@ -23,7 +23,6 @@ from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import precision_of
 from octavo.kernels.cpu.layout import experts_bytes
-from octavo.kernels.parts import Part
 from octavo.models.checkpoint import open_checkpoint
 from octavo.runtime.capacity import RankSpec, capacity_of, cpu_kv_bytes
 from octavo.runtime.memory_ledger import CONTEXT_BYTES, logits_bytes
@@ -340,7 +339,7 @@ def test_ranks_have_their_parts_of_the_weights():
 def test_ranks_have_the_pool_that_their_engine_gives_them(tiny_model):
     """Half of what is free on the machine is for the pools of all ranks together."""
     spec, free, (socket, _) = open_spec(tiny_model), 8 << 20, find_device("xeon-spr")
-    rank = RankSpec(tiny_model, group=cast(Any, SimpleNamespace(part=Part(0, 2))))
+    rank = RankSpec(tiny_model, group=cast(Any, SimpleNamespace(rank=0, size=2)))
     config = open_checkpoint(tiny_model).config()
     capacity = capacity_of(rank, config, is_native=True, kv_memory_bytes=cpu_kv_bytes(free))
     parallel, precision = Parallel(tp=2).on("cpu"), precision_of(spec)
