@@ -171,7 +171,7 @@ def test_when_the_thread_that_drives_is_interrupted_another_goes_on(llm, alone, 
     raised = []
 
     def fail_once(batch):
-        if batch.num_seqs == 4 and not raised:
+        if batch.num_seqs >= 2 and not raised:  # all four are rarely there on a fast machine
             raised.append(threading.get_ident())
             raise ending
         return submit(batch)
@@ -179,7 +179,7 @@ def test_when_the_thread_that_drives_is_interrupted_another_goes_on(llm, alone, 
     step = llm._text_engine.step
 
     def step_or_fail():
-        if ending is RuntimeError and len(llm._inboxes) == 4 and not raised:
+        if ending is RuntimeError and len(llm._inboxes) >= 2 and not raised:
             raised.append(threading.get_ident())
             raise ending
         return step()

@@ -113,7 +113,8 @@ def test_each_card_shows_what_came(board):
     assert figure(board, "prefix hit rate") == "25%"
     assert "bound by memory" in board.text("#bound")
     assert "2 refused: queue_requests" in board.text("#notes")
-    assert "free: 48" in board.text(".holders") and "aaa#0: 4" in board.text(".holders")
+    board.wait_for_text(".holders", "free: 48")  # charts and maps are drawn after the figures
+    assert "aaa#0: 4" in board.text(".holders")
     assert board.js("document.querySelectorAll('#prefixes .tree .tree li').length") == 1
     assert "64 tokens · 5 hits" in board.text("#prefixes")
     legend = board.text("#batches .chart-legend")
@@ -209,6 +210,7 @@ def test_no_pane_is_empty_where_little_is_known(tab, steps):
     assert not tab.js("document.getElementById('memory').checkVisibility()")
     assert not tab.js("document.getElementById('ended').checkVisibility()")
     cards = "[...document.querySelectorAll('.tile-card')].filter((card) => card.checkVisibility())"
+    tab.wait_for("document.querySelectorAll('#queue text').length")  # charts are drawn at last
     titles = tab.js(f"{cards}.map((card) => card.querySelector('h2, figcaption').innerText)")
     assert len(titles) == 8 and all(titles)
     ticks = tab.js("[...document.querySelectorAll('#queue text')].map((text) => text.textContent)")
