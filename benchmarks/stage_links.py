@@ -1,4 +1,4 @@
-"""What a stage of a pipeline costs beside its layers: a message there, and hidden states back.
+"""Measures what a stage of a pipeline costs beside its layers: a message there, and states back.
 
     python benchmarks/stage_links.py                         2,000 steps of one token, 576 wide
     python benchmarks/stage_links.py --tokens 512 --steps 200

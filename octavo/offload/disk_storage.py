@@ -15,12 +15,12 @@ import logging
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from octavo.core.host_kv_cache import FinishedTransfer, KVStorage
 from octavo.offload.block_folder import DamagedBlockError
+from octavo.offload.transfer_queue import TransferQueue
 
 _log = logging.getLogger("octavo")
 
@@ -121,26 +121,15 @@ class _Task(NamedTuple):
     before: str | None = None
 
 
-class _Work:
-    """The tasks of a thread, and their results. The thread holds no reference but to this."""
+class _Work(TransferQueue[_Task]):
+    """The reads and writes of a folder."""
 
     def __init__(self, folder: Folder, rows: Sequence[memoryview]):
+        super().__init__()
         self.num_errors = 0
         self.read_seconds = _FIRST_SECONDS + len(rows[0]) / _FIRST_RATE
         self._folder, self._rows = folder, rows
         self._paused_until = 0.0
-        self._news = threading.Condition()  # guards all that follows
-        self._reads: deque[_Task] = deque()
-        self._writes: deque[_Task] = deque()
-        self._finished: deque[FinishedTransfer] = deque()
-        self._busy_since: float | None = None
-        self._is_stopping = False
-
-    # -- from the engine's thread ----------------------------------------------------------------
-
-    @property
-    def num_writes(self) -> int:
-        return len(self._writes)
 
     @property
     def is_paused(self) -> bool:
@@ -151,62 +140,6 @@ class _Work:
         since = self._busy_since
         return since is not None and time.monotonic() - since > _STUCK_SECONDS
 
-    def add(self, task: _Task) -> None:
-        with self._news:
-            (self._reads if task.kind == "read" else self._writes).append(task)
-            self._news.notify_all()
-
-    def finished_transfers(self) -> Sequence[FinishedTransfer]:
-        if not self._finished:  # as nearly always, without the lock
-            return ()
-        with self._news:
-            finished = list(self._finished)
-            self._finished.clear()
-        return finished
-
-    def wait(self, seconds: float) -> bool:
-        with self._news:
-            if not self._is_at_work():
-                return bool(self._finished)
-            self._news.wait_for(lambda: self._finished or not self._is_at_work(), seconds)
-            return True
-
-    def stop(self, seconds: float) -> None:
-        """Let the thread end when it has written the blocks that are waiting, or after
-        ``seconds``."""
-        with self._news:
-            self._reads.clear()
-            self._news.wait_for(lambda: not self._is_at_work(), seconds)
-            self._writes.clear()
-            self._is_stopping = True
-            self._news.notify_all()
-
-    def _is_at_work(self) -> bool:
-        return bool(self._reads or self._writes or self._busy_since is not None)
-
-    # -- in the thread ---------------------------------------------------------------------------
-
-    def run(self) -> None:
-        while (task := self._next_task()) is not None:
-            is_good = self._do(task)
-            with self._news:
-                self._busy_since = None
-                if task.place >= 0:
-                    self._finished.append(
-                        FinishedTransfer(task.place, task.kind == "read", is_good)
-                    )
-                self._news.notify_all()
-        self._folder.close()
-
-    def _next_task(self) -> _Task | None:
-        """Return the next task; None: there will be no more."""
-        with self._news:
-            self._news.wait_for(lambda: self._reads or self._writes or self._is_stopping)
-            if not self._reads and not self._writes:
-                return None
-            self._busy_since = time.monotonic()
-            return (self._reads or self._writes).popleft()
-
     def _do(self, task: _Task) -> bool:
         match task.kind:
             case "read":
@@ -216,6 +149,9 @@ class _Work:
             case "forget after":
                 self._folder.forget_after(task.name)
                 return True
+
+    def _release(self) -> None:
+        self._folder.close()
 
     def _read(self, task: _Task) -> bool:
         begin = time.perf_counter()

@@ -15,13 +15,14 @@ import logging
 import threading
 import time
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from octavo.core.host_kv_cache import FinishedTransfer, KVStorage
 from octavo.offload.block_folder import DamagedBlockError
 from octavo.offload.shared_blocks import BlockSource, MissingBlockError, SharedBlocks
+from octavo.offload.transfer_queue import TransferQueue
 
 _log = logging.getLogger("octavo")
 
@@ -140,8 +141,8 @@ class _Expected(NamedTuple):
     until: float  # time.monotonic()
 
 
-class _Work:
-    """The transfers of a thread, and their results. The thread holds no reference but to this."""
+class _Work(TransferQueue[_Task]):
+    """The reads and writes of shared blocks."""
 
     def __init__(
         self,
@@ -149,20 +150,16 @@ class _Work:
         own: SharedBlocks | None,
         peers: Mapping[int, BlockSource],
     ):
+        super().__init__()
         self.own, self.peers = own, peers
         self.misses: Counter[str] = Counter()
         self._rows, self._block_bytes = rows, len(rows[0])
         self.read_seconds = _FIRST_SECONDS + self._block_bytes / _FIRST_RATE
         self._num_sent = self._num_received = 0
         self._seconds_sent = self._seconds_received = 0.0
-        self._news = threading.Condition()  # guards all that follows
-        self._reads: deque[_Task] = deque()
-        self._writes: deque[_Task] = deque()
-        self._finished: deque[FinishedTransfer] = deque()
+        # What follows is guarded, as the tasks are.
         self._expected: dict[bytes, _Expected] = {}
         self._never_come: set[bytes] = set()  # keys of blocks that are read, of peers that ended
-        self._is_busy = False
-        self._is_stopping = False
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -176,15 +173,6 @@ class _Work:
         }
 
     # -- from the engine's thread ----------------------------------------------------------------
-
-    @property
-    def num_writes(self) -> int:
-        return len(self._writes)
-
-    def add(self, task: _Task) -> None:
-        with self._news:
-            (self._reads if task.kind == "read" else self._writes).append(task)
-            self._news.notify_all()
 
     def expects(self, key: bytes) -> bool:
         expected = self._expected.get(key[:_KEY_BYTES])
@@ -213,42 +201,12 @@ class _Work:
             self._never_come.update(gone.intersection(task.key for task in self._reads))
             self._news.notify_all()
 
-    def finished_transfers(self) -> Sequence[FinishedTransfer]:
-        if not self._finished:  # as nearly always, without the lock
-            return ()
-        with self._news:
-            finished = list(self._finished)
-            self._finished.clear()
-        return finished
-
-    def wait(self, seconds: float) -> bool:
-        with self._news:
-            if not self._is_at_work():
-                return bool(self._finished)
-            self._news.wait_for(lambda: self._finished or not self._is_at_work(), seconds)
-            return True
-
-    def stop(self, seconds: float) -> None:
-        """End the thread when it has made the writes that wait, or after ``seconds``."""
-        with self._news:
-            self._reads.clear()
-            self._news.wait_for(lambda: not self._is_at_work(), seconds)
-            self._writes.clear()
-            self._is_stopping = True
-            self._news.notify_all()
-
-    def _is_at_work(self) -> bool:
-        return bool(self._reads or self._writes or self._is_busy)
-
     # -- in the thread ---------------------------------------------------------------------------
 
-    def run(self) -> None:
-        while (task := self._next_task()) is not None:
-            is_good = self._write(task) if task.kind == "write" else self._read(task)
-            with self._news:
-                self._is_busy = False
-                self._finished.append(FinishedTransfer(task.place, task.kind == "read", is_good))
-                self._news.notify_all()
+    def _do(self, task: _Task) -> bool:
+        return self._write(task) if task.kind == "write" else self._read(task)
+
+    def _release(self) -> None:
         for region in (self.own, *self.peers.values()):
             if region is not None:
                 region.close()
@@ -263,7 +221,7 @@ class _Work:
                 elif self._writes:
                     task = self._writes.popleft()
                 if task is not None:
-                    self._is_busy = True
+                    self._busy_since = time.monotonic()
                     return task
                 self._news.wait(_LOOK_SECONDS if self._reads else None)
             return None

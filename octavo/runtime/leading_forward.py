@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -51,10 +52,16 @@ class RecordedTables(BlockTables):
         self.num_changes = 0
 
 
+class Sender(Protocol):
+    """Whatever messages to the followers go through."""
+
+    def send(self, words: array[int]) -> None: ...
+
+
 class LeadingCache:
     """The KV blocks of rank 0, whose copies and moves all ranks make."""
 
-    def __init__(self, blocks: KVBlocks, messages: StepMessages):
+    def __init__(self, blocks: KVBlocks, messages: Sender):
         self._blocks, self._messages = blocks, messages
 
     @property
@@ -68,14 +75,18 @@ class LeadingCache:
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
         copies = list(copies)
         self._messages.send(copy_words(copies))
-        self._blocks.copy_blocks(copies)
+        self._do(partial(self._blocks.copy_blocks, copies))
 
     def wait(self) -> None:
         self._blocks.wait()
 
     def move(self, block_ids: Sequence[int], sources: Sequence[int], target: int) -> None:
         self._messages.send(move_words(block_ids, sources, target))
-        self._blocks.move(block_ids, sources, target)
+        self._do(partial(self._blocks.move, block_ids, sources, target))
+
+    def _do(self, action: Callable[[], object]) -> None:
+        """Do the part of rank 0, in the order of messages."""
+        action()
 
 
 class LeadingForward(NativeForward):

@@ -16,9 +16,8 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -31,12 +30,11 @@ from octavo.kernels.recorder import Value
 from octavo.kernels.stages import StageOps
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.forward import ForwardOutput, KVBlocks, ObservedRunner, SampledRows
-from octavo.runtime.leading_forward import LeadingForward, RecordedTables
+from octavo.runtime.leading_forward import LeadingCache, LeadingForward, RecordedTables
 from octavo.runtime.native_kv_cache import NativeCache
 from octavo.runtime.probe import NativeProbe
 from octavo.runtime.stage_forward import StageEnds
 from octavo.runtime.stage_links import PipelinePlace, StepMessages
-from octavo.runtime.step_words import copy_words, move_words
 
 _STEP_NUMBERS = 1 << 31  # those of the wire are int32
 
@@ -278,29 +276,19 @@ class _Lane(LeadingForward):
             self.program.step(self._arguments, num_positions)
 
 
-class _PipelinedCache:
-    """The KV blocks of the home rank, whose copies and moves all ranks make."""
+class _PipelinedCache(LeadingCache):
+    """The same with steps in flight: the home rank's part is done behind theirs."""
 
     def __init__(self, queue: _HomeQueue, blocks: KVBlocks):
-        self._queue, self._blocks = queue, blocks
-
-    @property
-    def num_blocks(self) -> int:
-        return self._blocks.num_blocks
-
-    @property
-    def host_blocks(self) -> np.ndarray:
-        return self._blocks.host_blocks
-
-    def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
-        copies = list(copies)
-        self._queue.send(copy_words(copies))
-        self._queue.do(lambda: self._blocks.copy_blocks(copies))
+        super().__init__(blocks, queue)
+        self._queue = queue
 
     def wait(self) -> None:
         self._queue.run_all()
-        self._blocks.wait()
+        super().wait()
 
     def move(self, block_ids: Sequence[int], sources: Sequence[int], target: int) -> None:
-        self._queue.send(move_words(block_ids, sources, target))
-        self._queue.do(partial(self._blocks.move, list(block_ids), sources, target))
+        super().move(list(block_ids), sources, target)
+
+    def _do(self, action: Callable[[], object]) -> None:
+        self._queue.do(action)

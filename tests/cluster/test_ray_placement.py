@@ -1,4 +1,4 @@
-"""What `RayPlacement` says and asks without a cluster; those that need one are in `test_ray.py`."""
+"""Tests of `RayPlacement` without a cluster; those that need one are in `test_ray.py`."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ QUIET = Load(num_ready=3, num_coming=0, num_samples=2, places=8, predicted_ttft=
 
 
 def changes(loads, limits=LIMITS, seconds=0.5):
-    """What is decided for loads that are so many seconds apart."""
+    """The decisions for loads that are so many seconds apart."""
     policy = ScalingPolicy(limits)
     return [policy.decide(seconds * turn, load) for turn, load in enumerate(loads)]
 

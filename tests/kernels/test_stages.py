@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fused_models import CONFIGS, random_model
+from fused_models import CONFIGS, deeper, random_model
 from hybrid_models import RECURRENCES, make_hybrid
 
 from octavo.kernels import fused_ops
@@ -13,17 +13,6 @@ from octavo.kernels.fused_ops import CannotFuse, FusedRecurrence
 from octavo.kernels.parts import WHOLE_MODEL, Part, Stage
 from octavo.kernels.stages import stage_of
 from octavo.runtime.op_program import plan_step
-
-
-def deeper(config, num_layers: int):
-    """The config of a tiny model with its layers repeated."""
-    windows = (config.layer_windows * num_layers)[:num_layers]
-    changes = {"num_layers": num_layers, "layer_windows": windows}
-    if config.experts is not None:
-        layers = (config.experts.layers * num_layers)[:num_layers]
-        changes["experts"] = replace(config.experts, layers=layers)
-    return replace(config, **changes)
-
 
 MODELS = {
     **{name: lambda c=config: random_model(deeper(c, 5)) for name, config in CONFIGS.items()},

@@ -1,4 +1,4 @@
-"""What each rank has by the scheme `sum`: all of it once, in whole units, in nested slices."""
+"""Parts of ranks by the scheme `sum`: all of it once, in whole units, in nested slices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is let in by a listener, and what becomes of others."""
+"""Tests of whom a listener lets in, and of what becomes of others."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def test_a_closed_listener_ends_what_waits_but_no_link():
 
 
 def test_tokens_and_facts_have_their_place_in_a_hello(listener):
-    """What `RawPeer` sends is what `connect` sends."""
+    """`RawPeer` sends the bytes that `connect` sends."""
     invitation = listener.invite("rank 1", FACTS)
     with RawPeer(invitation.ticket) as peer:
         peer.send(peer.hello(invitation.ticket))

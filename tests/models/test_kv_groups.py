@@ -49,7 +49,7 @@ def test_layers_that_keep_more_than_others_share_a_table_with_them():
 
 
 def test_layers_of_a_stage_are_in_the_groups_of_the_model():
-    """Those that follow each other are in different groups, so that blocks of stages are small."""
+    """Layers that follow each other are in different groups, so that blocks of stages are small."""
     layers = kv_layers(*[None if i % 6 == 5 else 512 for i in range(36)])
     groups = group_layers(layers, num_stages=2)
     assert sorted(groups.windows, key=str) == sorted(group_layers(layers).windows, key=str)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from faults import FaultyScheduler, every
-from fused_models import CONFIGS, random_model
+from fused_models import CONFIGS, deeper, random_model
 from hash_model import FunctionProposer
 from hybrid_models import RECURRENCES, make_hybrid
-from native_requests import make_requests, short_requests
+from native_requests import make_requests, short_requests, sink_requests
 
 from octavo.base.errors import PeerEndedError
 from octavo.core.batch import Draft
@@ -77,16 +75,6 @@ def test_preemptions_change_nothing(bench, run_all, alone):
 # -- families, of more layers than stages ----------------------------------------------------------
 
 
-def deeper(config, num_layers: int):
-    """The config of a tiny model with its layers repeated."""
-    windows = (config.layer_windows * num_layers)[:num_layers]
-    changes = {"num_layers": num_layers, "layer_windows": windows}
-    if config.experts is not None:
-        layers = (config.experts.layers * num_layers)[:num_layers]
-        changes["experts"] = replace(config.experts, layers=layers)
-    return replace(config, **changes)
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_families(bench_of, run_all, name):
     config = deeper(CONFIGS[name], 5)
@@ -146,28 +134,10 @@ def test_layers_of_windows_have_tables_of_their_own(bench_of, run_all, pp):
 
 
 def test_requests_with_sinks_and_a_window(bench, run_all):
-    def requests():
-        return [
-            Request(
-                f"r{index}",
-                [(7 * position + index) % 250 for position in range(90)],
-                SamplingParams(
-                    max_tokens=150,
-                    temperature=index % 2,
-                    ignore_eos=True,
-                    logprobs=1,
-                    window=40 if index else None,
-                ),
-                0.0,
-                seed=index,
-            )
-            for index in range(3)
-        ]
-
     sizes = {"max_model_len": 256, "num_blocks": 128, "sink_windows": SinkWindowRules()}
-    expected, _ = run_all(bench.engine(kernels="native", **sizes), requests())
+    expected, _ = run_all(bench.engine(kernels="native", **sizes), sink_requests())
     engine = bench.engine(kernels="native", pp=2, **sizes)
-    answers, _ = run_all(engine, requests())
+    answers, _ = run_all(engine, sink_requests())
     check_followers(engine)
     assert answers == expected
 

@@ -9,11 +9,9 @@ from faults import FaultyScheduler, every
 from fused_models import CONFIGS, LLAMA, random_model
 from hash_model import FunctionProposer
 from hybrid_models import RECURRENCES, make_hybrid
-from native_requests import make_requests, short_requests
+from native_requests import make_requests, short_requests, sink_requests
 
 from octavo.core.batch import Draft
-from octavo.core.request import Request
-from octavo.core.sampling_params import SamplingParams
 from octavo.core.sink_window import SinkWindowRules
 from octavo.kernels.cpu import library
 from octavo.kernels.expert_places import ExpertPlaces, deal_out
@@ -283,27 +281,9 @@ def test_layers_of_windows_have_tables_of_their_own(bench_of, run_all):
 
 
 def test_requests_with_sinks_and_a_window(bench, run_all):
-    def requests():
-        return [
-            Request(
-                f"r{index}",
-                [(7 * position + index) % 250 for position in range(90)],
-                SamplingParams(
-                    max_tokens=150,
-                    temperature=index % 2,
-                    ignore_eos=True,
-                    logprobs=1,
-                    window=40 if index else None,
-                ),
-                0.0,
-                seed=index,
-            )
-            for index in range(3)
-        ]
-
     sizes = {"max_model_len": 256, "num_blocks": 128, "sink_windows": SinkWindowRules()}
-    expected, _ = run_all(bench.engine(kernels="native", **sizes), requests())
+    expected, _ = run_all(bench.engine(kernels="native", **sizes), sink_requests())
     engine = bench.engine(kernels="native", tp=2, **sizes)
-    answers, _ = run_all(engine, requests())
+    answers, _ = run_all(engine, sink_requests())
     check_followers(engine)
     assert answers == expected

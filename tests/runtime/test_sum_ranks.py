@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 from array import array
 from pathlib import Path
 
@@ -16,13 +15,12 @@ from fused_models import CONFIGS, random_model
 from hash_model import FunctionProposer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_requests import short_requests
 from paging_variants import VARIANTS as PAGING
 from paging_variants import make_requests
 
 from octavo.base.errors import PeerEndedError
 from octavo.core.batch import Draft
-from octavo.core.request import Request
-from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.cpu import library
 from octavo.kernels.cpu.group import ShmGroup
 from octavo.kernels.cuda.device_group import Alone
@@ -93,22 +91,6 @@ def test_preemptions_change_nothing(bench, run_all, alone):
     answers, _ = run_all(engine, make_requests(bench.config.vocab_size))
     assert engine.executor.failures_of_followers == []
     assert answers == alone["auto"]
-
-
-def short_requests(vocab_size: int, max_tokens: int = 8) -> list[Request]:
-    rng = random.Random(11)
-    return [
-        Request(
-            f"r{index}",
-            [rng.randrange(2, vocab_size) for _ in range(rng.randint(1, 30))],
-            SamplingParams(
-                max_tokens=max_tokens, temperature=index % 2, logprobs=2, ignore_eos=True
-            ),
-            0.0,
-            seed=index,
-        )
-        for index in range(4)
-    ]
 
 
 def test_drafts_change_nothing(bench, run_all):

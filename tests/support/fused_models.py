@@ -358,3 +358,13 @@ def eager_logits(twin: EagerForward, step: Step) -> Tensor:
     """Of all rows of a step."""
     twin.submit(step.batch)
     return twin.logits(range(len(step.token_ids)))
+
+
+def deeper(config: ModelConfig, num_layers: int) -> ModelConfig:
+    """The config of a tiny model with its layers repeated."""
+    windows = (config.layer_windows * num_layers)[:num_layers]
+    changes: dict[str, Any] = {"num_layers": num_layers, "layer_windows": windows}
+    if config.experts is not None:
+        layers = (config.experts.layers * num_layers)[:num_layers]
+        changes["experts"] = replace(config.experts, layers=layers)
+    return replace(config, **changes)

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from live_server import LiveServer
+from live_server import LiveServer, command_line, descendants
 
 PATIENCE = 120.0
 
@@ -82,25 +82,6 @@ class Cluster:
         for node in self.started:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(node["pid"], signal.SIGKILL)
-
-
-def command_line(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
-def descendants(pid: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for process in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-            children.setdefault(int(fields[1]), []).append(int(process))
-    found = [*children.get(pid, ())]
-    for process in found:
-        found += children.get(process, ())
-    return found
 
 
 def is_gone(pid: int) -> bool:

@@ -233,15 +233,15 @@ class LiveServer:
         """Of the process that serves, also where it was started by another one."""
         tree = [self.process.pid, *self.descendants()]
         mine = f"{sys.executable}\0-m\0octavo\0serve\0".encode()
-        return next(pid for pid in tree if _command_line(pid).startswith(mine))
+        return next(pid for pid in tree if command_line(pid).startswith(mine))
 
     def descendants(self) -> list[int]:
         """The processes that it has started, and those that these have."""
-        return _descendants(self.process.pid)
+        return descendants(self.process.pid)
 
     def processes_of(self, module: str) -> list[int]:
         """Return those of its processes that run a module of Python."""
-        return [pid for pid in self.descendants() if module.encode() in _command_line(pid)]
+        return [pid for pid in self.descendants() if module.encode() in command_line(pid)]
 
     def engine_pids(self) -> list[int]:
         return self.processes_of("octavo.server.engine.worker")
@@ -429,14 +429,14 @@ async def _close(writer: asyncio.StreamWriter) -> None:
         await writer.wait_closed()
 
 
-def _command_line(pid: int) -> bytes:
+def command_line(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for process in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it may have ended

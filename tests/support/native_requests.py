@@ -65,3 +65,23 @@ def short_requests(vocab_size: int, count: int = 4, max_tokens: int = 8) -> list
         )
         for index in range(count)
     ]
+
+
+def sink_requests() -> list[Request]:
+    """Requests of which all but the first see attention sinks and a window alone."""
+    return [
+        Request(
+            f"r{index}",
+            [(7 * position + index) % 250 for position in range(90)],
+            SamplingParams(
+                max_tokens=150,
+                temperature=index % 2,
+                ignore_eos=True,
+                logprobs=1,
+                window=40 if index else None,
+            ),
+            0.0,
+            seed=index,
+        )
+        for index in range(3)
+    ]

@@ -22,8 +22,8 @@ from octavo.links.ticket import receive_ticket
 from octavo.server.engine.in_flight_record import InFlightRecord
 from octavo.server.engine.worker import prepare_process, serve
 
+# The server and the engine must have these in common.
 FACTS: Facts = {"purpose": "engine of a replica", "octavo": __version__}
-"""What the server and the engine must have in common."""
 
 
 def main(record_fd: int, log_format: str) -> int:

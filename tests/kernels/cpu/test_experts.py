@@ -162,7 +162,7 @@ def test_weights_of_any_format(native, format):
 
 @pytest.mark.parametrize("format", ["bfloat16", "mxfp4", "gptq-ordered"])
 def test_a_token_is_the_same_in_any_company(native, make_pool, format):
-    """Of more rows than encode by themselves, of fewer, and alone; by one thread and by three."""
+    """Steps of more rows than encode by themselves, of fewer, and alone; by one thread and three."""
     case = Case(native, ROUTINGS["softmax"], FORMATS[format])
     x, logits = case.inputs(70)
     together = case.run(x, logits)
@@ -244,7 +244,7 @@ class Ranks:
         return args
 
     def run(self, x, logits):
-        """What all make together, and how many rows of experts each of them computed."""
+        """The outputs of all together, and how many rows of experts each of them computed."""
         native, num_rows = self.case.native, len(x) * self.case.routing.top_k
         out, rows = np.full_like(x, np.nan), np.full((num_rows, HIDDEN), np.nan, dtype=np.float32)
         computed = []
@@ -272,8 +272,8 @@ def spread(num_experts, size):
 @pytest.mark.parametrize("format", ["float32", *FORMATS])
 @pytest.mark.parametrize("kind", ["alone", "repeated", "everywhere"])
 def test_ranks_with_whole_experts_make_the_bits_of_one(native, size, format, kind):
-    """Of more rows than encode by themselves, and of fewer; 9 experts come out even on no ranks
-    but 3."""
+    """Steps of more rows than encode by themselves, and of fewer; 9 experts come out even on no
+    ranks but 3."""
     case = Case(native, ROUTINGS["softmax"], FORMATS.get(format), biases=True)
     ranks = Ranks(case, spread(9, size)[kind])
     for num_rows in (70, 5, 1):

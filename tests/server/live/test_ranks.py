@@ -5,19 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
+from live_ranks import BODY, gone, ids_of, signalled, wait_until_restarted
 
-BODY = {
-    "stream": True,
-    "prompt": "The capital of France is",
-    "max_tokens": 150,
-    "seed": 5,
-    "temperature": 0.8,
-    "ignore_eos": True,
-    "return_token_ids": True,
-}
+PROCESS = "octavo.runtime.rank_process"
 FLAGS = ("--tensor-parallel-size", "2", "--threads", "2", "--max-model-len", "256")
 
 
@@ -29,37 +21,7 @@ def server(live_server, tiny_model):
 
 
 def followers_of(server) -> list[int]:
-    return server.processes_of("octavo.runtime.rank_process")
-
-
-def ids_of(stream) -> list[int]:
-    assert not stream.errors and stream.is_whole, stream.events[-1:]
-    return [token for choice in stream.choices for token in choice.get("token_ids") or []]
-
-
-async def follower_signalled(server, signum) -> list[int]:
-    """The tokens of an answer in the middle of which the follower got a signal."""
-    stream = await server.stream(BODY)
-    for _ in range(3):
-        await stream.next()
-    (follower,) = followers_of(server)
-    os.kill(follower, signum)
-    return ids_of(await stream.rest())
-
-
-def gone(pid: int, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < deadline, f"process {pid} is still there"
-        time.sleep(0.02)
-
-
-def wait_until_restarted(server, before: int) -> None:
-    """Wait for the restart of the engine: the last tokens may come from the one that ends."""
-    deadline = time.monotonic() + 60
-    while server.load()["num_restarts"] == before or server.fetch("/health").status != 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    return server.processes_of(PROCESS)
 
 
 def test_answers_are_those_of_one_rank(server, live_server, tiny_model):
@@ -74,7 +36,7 @@ def test_an_answer_goes_on_after_the_end_of_a_follower(server, signum):
     """One that stops is ended with its engine, once that has hung for as long as it may."""
     expected = ids_of(server.run(server.complete(BODY)))
     before, (follower,) = server.load()["num_restarts"], followers_of(server)
-    assert server.run(follower_signalled(server, signum)) == expected
+    assert server.run(signalled(server, PROCESS, signum)) == expected
     gone(follower)
     wait_until_restarted(server, before)
     assert server.load()["num_restarts"] == before + 1
