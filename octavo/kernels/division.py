@@ -121,7 +121,7 @@ class Division:
 
     def of_rows(self, num_rows: int) -> range:
         """Return a rank's outputs of a matrix: all of them if they are not divided."""
-        return self.part.of_rows(num_rows) if self.is_divided(num_rows) else range(num_rows)
+        return self.part.of_rows(num_rows) if self.part.divides(num_rows) else range(num_rows)
 
     def columns(self, op: FusedRecurrence) -> list[range]:
         """Return the columns of its output that the rank computes: all of them if it is not
@@ -150,7 +150,7 @@ class Division:
         if it makes them all."""
         if id(op) in self._places:
             return op.out.width
-        return inner if self.is_divided(inner := _inner(op)) else 0
+        return inner if self.part.divides(inner := _inner(op)) else 0
 
     def is_shared(self, value: Value) -> bool:
         """Whether ranks make parts of a value that each of them reads as a whole."""
@@ -190,11 +190,7 @@ class Division:
         head = ops[-1]
         assert isinstance(head, FusedHead)
         vocab_size = head.weight.shape[0]
-        return per_token, vocab_size if self.is_divided(vocab_size) else 0
-
-    def is_divided(self, num_rows: int) -> bool:
-        """Whether ranks make parts of so many outputs: there is a tile for each of them."""
-        return self.part.divides(num_rows)
+        return per_token, vocab_size if self.part.divides(vocab_size) else 0
 
     def _place_experts(self, experts: ExpertPlaces, ops: Sequence[FusedOp]) -> None:
         mixtures = [op for op in ops if isinstance(op, FusedExperts)]
@@ -233,7 +229,7 @@ class Division:
         match spec:
             case ConvSpec():
                 scan = _scan_of(behind) if is_read_by_one else None
-                if scan is not None or self.is_divided(spec.channels):
+                if scan is not None or self.part.divides(spec.channels):
                     self._made[out] = channels_of(spec, scan, self.part)
                 if scan is not None:
                     self._own.add(out)
@@ -260,12 +256,12 @@ class Division:
         match op:
             case FusedLinear():
                 for segment in op.segments[:1] if op.activation else op.segments:
-                    is_divided = self.is_divided(segment.weight.shape[0])
+                    is_divided = self.part.divides(segment.weight.shape[0])
                     if is_divided and segment.out.source not in self._heads:
                         yield segment.out.source
             case FusedAttention() | FusedLatentAttention():
                 yield op.out.source
-            case FusedExperts() if self.is_divided(op.out.width):
+            case FusedExperts() if self.part.divides(op.out.width):
                 yield op.out.source
             case FusedRecurrence() if (out := op.out.source) in self._made and out not in self._own:
                 yield out

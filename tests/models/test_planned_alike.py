@@ -177,7 +177,7 @@ def test_ranks_exchange_what_is_planned(name, tp, folder_of):
     assert division.exchanged(ops) == planned
     # Barriers of all ranks: behind each op that they share, and between the products of experts.
     experts = [op for op in ops if isinstance(op, FusedExperts)]
-    between = sum(division.is_divided(op.experts[0].gate.shape[0]) for op in experts)
+    between = sum(division.part.divides(op.experts[0].gate.shape[0]) for op in experts)
     assert sum(map(division.meets, ops)) + between == exchange.meetings
 
 

@@ -162,7 +162,7 @@ def test_weights_of_any_format(native, format):
 
 @pytest.mark.parametrize("format", ["bfloat16", "mxfp4", "gptq-ordered"])
 def test_a_token_is_the_same_in_any_company(native, make_pool, format):
-    """Steps of more rows than encode by themselves, of fewer, and alone; by one thread and three."""
+    """Steps of more rows than encode by themselves, of fewer, and alone; by one thread and 3."""
     case = Case(native, ROUTINGS["softmax"], FORMATS[format])
     x, logits = case.inputs(70)
     together = case.run(x, logits)
