@@ -204,18 +204,20 @@ class EngineWorker:
         if "kv" in message and self._peers is not None:
             self._expect(message)
         try:
+            params = SamplingParams(**message["params"])
+            bad_words = tuple(map(tuple, message["bad_words"]))
             group = self._engine.add(
                 request_id,
                 None,
                 message["ids"],
-                SamplingParams(**message["params"]),
+                params,
                 priority=message["priority"],
                 cache_salt=message["salt"],
                 tenant=message["tenant"],
                 weight=message["weight"],
                 isolated=message["isolated"],
                 arrival_time=message["arrival"] + self._clock_lead,
-                bad_words_token_ids=tuple(map(tuple, message["bad_words"])),
+                prepared_mask=self._engine.prepare_mask(params, bad_words),
                 resumed=[OutputSoFar(*each) for each in message.get("resumed", ())],
             )
         except ENDINGS:
