@@ -147,12 +147,12 @@ class PipelineClock:
 
     @property
     def begins(self) -> float:
-        """When the next step may begin."""
+        """Time at which the next step may begin."""
         return self._done[0]
 
     @property
     def done(self) -> float:
-        """When the last step was done."""
+        """Time at which the last step was done."""
         return self._done[-1]
 
     def step(self, times: StageTimes) -> float:
