@@ -18,6 +18,7 @@ from octavo.base.optional_deps import need_torch
 from octavo.runtime.capacity import Capacity, RankLimits, RankSpec
 from octavo.runtime.layout import AUTO
 from octavo.serving.one_rank import OneRank
+from octavo.serving.stage_seconds import stage_seconds
 from octavo.serving.text_engine import TextEngine
 from octavo.settings.engine import (
     EngineArgs,
@@ -156,7 +157,10 @@ def _load_engine(
     executor: Executor = rank
     if around_executor is not None:
         executor = around_executor(executor)
-    engine = build_engine(config, executor, proposer=proposer, store=store, meter=meter)
+    chunks = stage_seconds(rank, model_config, spec.device)
+    engine = build_engine(
+        config, executor, proposer=proposer, store=store, meter=meter, stage_seconds=chunks
+    )
     phases.end("program")
     eos_token_ids = {*tokenizer.stop_token_ids, *model_config.eos_token_ids}
     info = {
