@@ -23,9 +23,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Protocol
 
 from octavo.base.errors import ConfigError, EngineError, PeerEndedError
-from octavo.runtime.rank_memory import RankMemory, descriptors
+from octavo.runtime.rank_memory import Ticket, descriptors
 from octavo.runtime.rank_process import JsonConnection, Message
 from octavo.system.child_process import environment_without_keys
 
@@ -37,8 +38,23 @@ _SECONDS_TO_END = 1.0
 _SECONDS_TO_DIE = 10.0
 
 
+class SharedMemory(Protocol):
+    """The memory of ranks on this machine: ``RankMemory``, or ``StageMemory``.
+
+    ``num_ranks`` counts those of other machines, too; ``followers`` are those that have processes
+    of their own here.
+    """
+
+    @property
+    def num_ranks(self) -> int: ...
+    @property
+    def followers(self) -> range: ...
+    def ticket(self, rank: int) -> Ticket: ...
+    def abort(self) -> None: ...
+
+
 class Followers:
-    """Processes of ranks 1 and up, each of which runs ``serve`` of a module.
+    """Processes of the followers on this machine, each of which runs ``serve`` of a module.
 
     Args:
         module: its name, for import; see `rank_process`.
@@ -49,7 +65,7 @@ class Followers:
         ConfigError: the system refuses to start a process.
     """
 
-    def __init__(self, module: str, memory: RankMemory, settings: Message):
+    def __init__(self, module: str, memory: SharedMemory, settings: Message):
         self._watch = _Watch(module, memory, settings)
         self._close = weakref.finalize(self, self._watch.close)
 
@@ -62,6 +78,14 @@ class Followers:
     def failure(self) -> EngineError | None:
         """The end of a follower, in words; None as long as all run."""
         return self._watch.failure.result() if self._watch.failure.done() else None
+
+    def wait_for_failure(self) -> EngineError | None:
+        """Return the end of a follower, of which the waiting of others has ended already; None if
+        it does not come to be known."""
+        try:
+            return self._watch.failure.result(2 * _SECONDS_TO_END)
+        except TimeoutError:
+            return None
 
     def when_one_ends(self, callback: Callable[[PeerEndedError], object]) -> None:
         """Have ``callback`` called, in a thread of its own, when a follower ends by itself."""
@@ -99,7 +123,7 @@ class Followers:
 class _Follower:
     """The process of one rank."""
 
-    def __init__(self, module: str, memory: RankMemory, rank: int, settings: Message):
+    def __init__(self, module: str, memory: SharedMemory, rank: int, settings: Message):
         self.rank = rank
         self.lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._line = b""  # the beginning of one
@@ -175,7 +199,7 @@ class _Watch:
     It is their parent in the sense of `end_with_parent`, which means a thread.
     """
 
-    def __init__(self, module: str, memory: RankMemory, settings: Message):
+    def __init__(self, module: str, memory: SharedMemory, settings: Message):
         self._memory = memory
         self.followers: list[_Follower] = []
         self.failure: Future[EngineError] = Future()
@@ -204,7 +228,7 @@ class _Watch:
 
     def _run(self, module: str, settings: Message, started: Future[None]) -> None:
         try:
-            for rank in range(1, self._memory.num_ranks):
+            for rank in self._memory.followers:
                 self.followers.append(_Follower(module, self._memory, rank, settings))
         except BaseException as error:
             started.set_exception(error)
