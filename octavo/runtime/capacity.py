@@ -56,6 +56,7 @@ class RankSpec:
             have whole ones; None: each has some rows of all.
         pipeline: the rank's place in a pipeline; None: it has all layers.
         has_drafts: tokens are drafted, maybe by heads that read the embedding.
+        start_timeout: seconds for which a rank may do nothing while the others start.
         numa_nodes: where the rank's memory is to be, with a copy of its weights; empty: anywhere.
     """
 
@@ -83,6 +84,7 @@ class RankSpec:
     experts: ExpertPlaces | None = None
     pipeline: PipelinePlace | None = None
     has_drafts: bool = False
+    start_timeout: float = 120.0
     numa_nodes: tuple[int, ...] = ()
 
     @property

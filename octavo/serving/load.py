@@ -222,6 +222,7 @@ def _rank_spec(args: EngineArgs, model: ModelConfig, path: Path, packed_folder: 
         batch_invariant=args.batch_invariant,
         shared_prefix_decode=args.shared_prefix_decode,
         has_drafts=args.speculation() is not None,
+        start_timeout=args.start_timeout,
         max_num_seqs=default_num_seqs(args, device),
         max_model_len=args.asked_model_len,
         max_num_batched_tokens=default_step_tokens(

@@ -189,7 +189,7 @@ class RankGroup(OneRank):
             "meeting_point": str(spec.meeting_point) if adds_up else None,
             "places": [dataclasses.asdict(place) for place in places],
         }
-        self._followers = Followers(_FOLLOWER, memory, settings)
+        self._followers = Followers(_FOLLOWER, memory, settings, patience_s=spec.start_timeout)
         own.pin()
         if adds_up:
             self._followers.send({"load": True})

@@ -19,7 +19,7 @@ from octavo.runtime.home_connection import HomeConnection
 from octavo.runtime.rank_memory import Membership
 from octavo.runtime.rank_process import Message
 from octavo.serving import follower
-from octavo.serving.model_content import model_content
+from octavo.serving.model_content import fingerprint
 from octavo.serving.stage_ranks import StageRanks
 from octavo.system import machine, numa
 
@@ -60,7 +60,7 @@ def serve(membership: Membership, settings: Message, home: HomeConnection) -> No
 def model_facts(path: Path) -> Facts:
     """Return what the machines of a pipeline must have in common, so that answers are those of one
     rank to the bit."""
-    return {"model content": model_content(path), "instruction set": choose()}
+    return {**fingerprint(path), "instruction set": choose()}
 
 
 def machine_facts(places: Sequence[numa.RankPlace]) -> Message:

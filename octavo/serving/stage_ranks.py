@@ -45,7 +45,8 @@ class StageRanks:
         self._memory = StageMemory(first.pipeline, len(places), is_crowded=is_crowded)
         self.membership = self._memory.first
         settings = {**settings, "places": [dataclasses.asdict(place) for place in places]}
-        self._followers = Followers(_FOLLOWER, self._memory, settings)
+        patience_s = settings["spec"]["start_timeout"]
+        self._followers = Followers(_FOLLOWER, self._memory, settings, patience_s=patience_s)
 
     @property
     def failure(self) -> EngineError | None:

@@ -209,6 +209,12 @@ class EngineArgs:
         "address of this machine that these stages connect to, HOST or HOST:PORT; default: "
         "loopback, which no other machine reaches",
     )
+    start_timeout: float = option(
+        120.0,
+        "seconds for which a rank of tensor_parallel_size or pipeline_parallel_size may do nothing "
+        "while the engine starts, before the start is given up; 0 is any time",
+        least=0.0,
+    )
     data_parallel_size: int | str = option(
         1,
         "replicas: whole copies of the engine, each with its part of this machine's cores and "
