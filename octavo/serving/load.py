@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,7 @@ from octavo.settings.engine import (
     resolve,
 )
 from octavo.sources.open import notes_folder, open_source
-from octavo.speculation.drafter import Drafter, TargetModel
+from octavo.speculation.drafter import TargetModel
 from octavo.speculation.drafters import acceptance_of, check_pipelined, open_drafter
 from octavo.system.machine import cpu, has_gpu_driver, keep_openmp_patient
 
@@ -142,7 +141,7 @@ def _load_engine(
         _check_speculation(model_config)
         drafter = open_drafter(speculation, TargetModel(rank, spec, model_config, tokenizer))
     phases.end("weights")
-    capacity = _with_draft_kv(rank.capacity, drafter)
+    capacity = ranks.capacity(rank, 0 if drafter is None else drafter.kv_bytes_per_token)
     config = resolve(args, capacity)
     limits = _rank_limits(config)
     ranks.start(rank, limits)
@@ -175,6 +174,7 @@ def _load_engine(
         **({} if spec.part.is_whole else {"tensor_parallel_size": spec.part.size}),
         **({} if spec.stage.is_whole else {"pipeline_parallel_size": spec.stage.count}),
         **({} if spec.experts is None else {"enable_expert_parallel": True}),
+        **ranks.info,
     }
     text_engine = TextEngine(engine, tokenizer, model_config.vocab_size, eos_token_ids, config.seed)
     return LoadedEngine(config, text_engine, model_config, info, phases.seconds, ranks, peers)
@@ -226,6 +226,7 @@ def _rank_spec(args: EngineArgs, model: ModelConfig, path: Path, packed_folder: 
         batch_invariant=args.batch_invariant,
         shared_prefix_decode=args.shared_prefix_decode,
         has_drafts=args.speculation() is not None,
+        start_timeout=args.start_timeout,
         max_num_seqs=default_num_seqs(args, device),
         max_model_len=args.asked_model_len,
         max_num_batched_tokens=default_step_tokens(
@@ -260,9 +261,8 @@ def _open_ranks(
     if args.stage_command:
         from octavo.serving.remote_stages import open_remote_stages
 
-        return open_remote_stages(
-            args.stage_command, args.stage_address, spec, model, args.model_impl
-        )
+        where = args.stage_command, args.stage_address
+        return open_remote_stages(asked, *where, spec, model, args.model_impl, place_experts)
     from octavo.serving.rank_group import open_ranks
 
     return open_ranks(
@@ -342,14 +342,6 @@ def _open_store(
         return host, peers
     sizes = cache.num_blocks, cache.block_size, cache.windows
     return open_store(cache.offload, rows, *sizes, identity, rule), None
-
-
-def _with_draft_kv(capacity: Capacity, drafter: Drafter | None) -> Capacity:
-    """Return the capacity where each token of the pool also has KV of a drafter."""
-    if drafter is None:
-        return capacity
-    total = capacity.kv_bytes_per_token + drafter.kv_bytes_per_token
-    return replace(capacity, kv_bytes_per_token=total)
 
 
 def _choose_device(asked: str) -> str:

@@ -26,8 +26,10 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from octavo import hub
 from octavo.base.errors import (
     ENDINGS,
+    ConfigError,
     EngineError,
     OctavoError,
     PeerEndedError,
@@ -423,6 +425,7 @@ def serve(connection: Connection, record: InFlightRecord) -> int:
     made: Future[EngineWorker] = Future()
     threading.Thread(target=_pass_on, args=(messages, made), daemon=True).start()
     try:
+        _check_model(start)
         loaded = _load(start["args"], record, meter, _transfer_files(start))
     except OctavoError as error:
         send({"ev": "failed", **error_to_message(error)})
@@ -464,6 +467,22 @@ def _pass_on(messages: Iterator[Message], worker: Future[EngineWorker]) -> None:
     for message in messages:
         worker.result().receive(message)
     os._exit(0)  # the server has gone, maybe while the model was still being loaded
+
+
+def _check_model(start: Message) -> None:
+    """Raise ConfigError if this machine has another model than the server, which may be on another
+    machine."""
+    if "model" not in start:
+        return
+    from octavo.links.facts import difference
+    from octavo.serving.model_content import fingerprint
+
+    path = hub.resolve(start["args"]["model"])
+    if (why := difference(fingerprint(path), start["model"])) is not None:
+        raise ConfigError(
+            f"{os.uname().nodename} has another model at {path} than the server: {why}; put the "
+            "server's there"
+        )
 
 
 def _transfer_files(start: Message) -> TransferFiles | None:
