@@ -410,6 +410,11 @@ class EngineArgs:
                 f"save_expert_loads: {self.replicas.most} replicas would write the same file; "
                 "save those of one engine, with data_parallel_size=1"
             )
+        if self.save_expert_loads is not None and self.pipeline_parallel_size > 1:
+            raise ConfigError(
+                "save_expert_loads: of a pipeline, the last stage's layers alone would be saved; "
+                "save them with pipeline_parallel_size=1: a placement serves any number of stages"
+            )
         if self.expert_placement is not None and not self.enable_expert_parallel:
             raise ConfigError(
                 "expert_placement is of enable_expert_parallel, which is off: turn it on, or leave "

@@ -23,7 +23,7 @@ from ctypes import (
 )
 from typing import Any
 
-OCT_ABI_VERSION = 16
+OCT_ABI_VERSION = 17
 
 OCT_OK = 0
 OCT_ERR_ARGUMENT = -1
@@ -331,7 +331,7 @@ class Expert(Structure):
 class ExpertPlaces(Structure):
     _fields_ = _fields(
         (c_int32, "rank num_ranks"),
-        (c_void_p, "begin ranks"),
+        (c_void_p, "begin ranks rows"),
     )
 
 

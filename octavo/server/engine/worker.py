@@ -198,7 +198,7 @@ class EngineWorker:
 
         meter: StepMeter = RooflineMeter(StepFacts.of_json(facts).step_model())
         probe = self._engine.engine.executor.probe()
-        self._meter.switch_to(CountedExperts(meter, probe) if probe.expert_tokens() else meter)
+        self._meter.switch_to(CountedExperts(meter, probe) if probe.expert_figures() else meter)
 
     def _add(self, message: Message) -> None:
         request_id: str = message["id"]
