@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo import __version__, hub
 from octavo.assembly.engine import build_engine
@@ -37,8 +39,9 @@ if TYPE_CHECKING:
     from octavo.core.executor import Executor
     from octavo.core.host_kv_cache import RestoreRule
     from octavo.core.step_meter import StepMeter
+    from octavo.links.facts import Facts
     from octavo.models.config import ModelConfig
-    from octavo.offload.open_peers import TransferFiles
+    from octavo.offload.open_peers import Transfer
     from octavo.offload.peer_storage import PeerStorage
     from octavo.runtime.rank import Rank
     from octavo.sources.source import ModelSource
@@ -81,7 +84,7 @@ def load_engine(
     is_replica: bool = False,
     around_executor: Callable[[Executor], Executor] | None = None,
     meter: StepMeter | None = None,
-    transfer: TransferFiles | None = None,
+    transfer: Transfer | None = None,
 ) -> LoadedEngine:
     """Find and load a model, and make its engine.
 
@@ -112,7 +115,7 @@ def _load_engine(
     is_served: bool,
     around_executor: Callable[[Executor], Executor] | None,
     meter: StepMeter | None,
-    transfer: TransferFiles | None,
+    transfer: Transfer | None,
     on_error: ExitStack,
 ) -> LoadedEngine:
     import octavo.runtime.rank  # noqa: F401  (and numpy: all models need them)
@@ -297,7 +300,7 @@ def _open_store(
     rank: Rank,
     model: ModelConfig,
     path: Path,
-    transfer: TransferFiles | None,
+    transfer: Transfer | None,
 ) -> tuple[BlockStore | None, PeerStorage | None]:
     """Return the store of blocks that are evicted from a rank's pool, and what stands behind it if
     that is other replicas; None for none."""
@@ -317,14 +320,10 @@ def _open_store(
             f"{spec.num_ranks} ranks; give a size of host memory alone, or "
             f"{setting}_parallel_size=1"
         )
-    from octavo.offload.kv_identity import identity_of
     from octavo.offload.open_store import open_store
     from octavo.offload.restore_rule import predicted_rule
 
-    def identity() -> bytes:
-        kernels = rank.kernels, rank.isa, spec.device, spec.dtype, spec.activations
-        kept = cache.dtype, cache.block_size, cache.groups
-        return identity_of(path, f"{__version__} {kernels} {kept} {model}")
+    content = _KVContent(config, spec, rank, model, path)
 
     def rule() -> RestoreRule:
         return predicted_rule(model, rank.probe(), config.scheduler)
@@ -332,16 +331,57 @@ def _open_store(
     rows = [memoryview(row) for row in rank.host_blocks]
     if transfer is not None:
         from octavo.core.host_kv_cache import HostKVCache
-        from octavo.offload.open_peers import open_peers
 
-        peers = open_peers(transfer, rows, identity())
+        peers = transfer.open(rows, content)
         host = HostKVCache(
             *(cache.num_blocks, len(rows), cache.block_size, len(rows[0])),
             *(peers, rule(), cache.windows),
         )
         return host, peers
     sizes = cache.num_blocks, cache.block_size, cache.windows
-    return open_store(cache.offload, rows, *sizes, identity, rule), None
+    return open_store(cache.offload, rows, *sizes, content.identity, rule), None
+
+
+class _KVContent(NamedTuple):
+    """The model and the software that KV depends on; see ``offload/open_peers.py``."""
+
+    config: EngineConfig
+    spec: RankSpec
+    rank: Rank
+    model: ModelConfig
+    path: Path
+
+    def identity(self) -> bytes:
+        from octavo.offload.kv_identity import identity_of
+
+        return identity_of(self.path, f"{__version__} {self._kernels} {self._kept} {self.model}")
+
+    def facts(self) -> Facts:
+        from octavo.serving.model_content import model_content
+
+        # The name of a model is the user's, and so is its folder.
+        of_model = replace(self.model, name="")
+        return {
+            "octavo": __version__,
+            "byte order": sys.byteorder,
+            "kernels": " ".join(map(str, self._kernels)),
+            "KV": f"{self.config.cache.dtype}, {self.config.cache.block_size} tokens a block",
+            "layers": _digest(f"{self.config.cache.groups} {of_model}"),
+            "model": model_content(self.path),
+        }
+
+    @property
+    def _kernels(self) -> tuple[object, ...]:
+        spec = self.spec
+        return self.rank.kernels, self.rank.isa, spec.device, spec.dtype, spec.activations
+
+    @property
+    def _kept(self) -> tuple[object, ...]:
+        return self.config.cache.dtype, self.config.cache.block_size, self.config.cache.groups
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _choose_device(asked: str) -> str:

@@ -433,15 +433,10 @@ class EngineArgs:
                 raise ConfigError("kv_buffer_size means nothing without prefill_replicas")
             return
         asked = f"prefill_replicas={self.prefill_replicas}"
-        if self.replicas.is_elastic or self.distributed is not None:
+        if self.replicas.is_elastic:
             raise ConfigError(
-                f"{asked}: replicas with roles neither come and go, nor are they placed by "
-                "distributed: give one number as data_parallel_size, and leave distributed out"
-            )
-        if self.prefill_replicas >= self.replicas.least:
-            raise ConfigError(
-                f"{asked} of data_parallel_size={self.data_parallel_size} replicas leaves none for "
-                f"answers: set data_parallel_size to {self.prefill_replicas + 1} or more"
+                f"{asked}: replicas with roles do not come and go: give one number as "
+                "data_parallel_size"
             )
         if not self.enable_prefix_caching:
             raise ConfigError(f"{asked}: KV is found by its prefix: leave enable_prefix_caching on")
@@ -476,8 +471,23 @@ class EngineArgs:
         """True if a server has its engines behind a router, be it one of them or many."""
         return self.replicas.most > 1 or self.distributed is not None
 
+    def check_server(self) -> None:
+        """Raise ConfigError if a server with these settings would have no replica for answers. An
+        engine that one has placed knows those alone that share its machine."""
+        if self.prefill_replicas >= self.replicas.least:
+            raise ConfigError(
+                f"prefill_replicas={self.prefill_replicas} of data_parallel_size="
+                f"{self.data_parallel_size} replicas leaves none for answers: set "
+                f"data_parallel_size to {self.prefill_replicas + 1} or more"
+            )
+
     def refuse_replicas(self) -> None:
         """Raise ConfigError if several replicas are asked for, where there is one engine."""
+        if self.prefill_replicas:
+            raise ConfigError(
+                f"prefill_replicas={self.prefill_replicas}: only a server has replicas for prompts "
+                "and others for answers; leave it out here"
+            )
         if self.replicas.most > 1:
             raise ConfigError(
                 f"data_parallel_size={self.data_parallel_size}: only a server has several replicas:"
