@@ -54,6 +54,7 @@ class RankSpec:
         meeting_point: a new file of their own, at which ranks of fused kernels find each other.
         experts: the ranks of the group that have each expert of the layers that it has, where they
             have whole ones; None: each has some rows of all.
+        by_sequences: each rank of the group has sequences of its own, whose attention it computes.
         pipeline: the rank's place in a pipeline; None: it has all layers.
         has_drafts: tokens are drafted, maybe by heads that read the embedding.
         numa_nodes: where the rank's memory is to be, with a copy of its weights; empty: anywhere.
@@ -81,6 +82,7 @@ class RankSpec:
     group: ShmGroup | None = None
     meeting_point: Path | None = None
     experts: ExpertPlaces | None = None
+    by_sequences: bool = False
     pipeline: PipelinePlace | None = None
     has_drafts: bool = False
     numa_nodes: tuple[int, ...] = ()
@@ -89,7 +91,7 @@ class RankSpec:
     def part(self) -> Part:
         if self.group is None:
             return WHOLE
-        return Part(self.group.rank, self.group.size, self.experts)
+        return Part(self.group.rank, self.group.size, self.experts, self.by_sequences)
 
     @property
     def stage(self) -> Stage:
@@ -110,6 +112,7 @@ class RankSpec:
 class RankLimits:
     """Sizes of the KV cache and of steps, which ``Rank.start`` allocates memory for.
 
+    ``num_blocks``: of the rank's own pool, if each has one.
     ``kv_groups``: the layer groups with block tables of their own; None: one table for all layers.
     ``num_host_blocks``: blocks of the host KV cache; their ids follow those of the pool.
     ``num_state_slots``: slots for the recurrent states of sequences.
@@ -146,6 +149,7 @@ class Capacity:
     no_sinks: str = ""
     kv_memory_most: int = 0  # its size at most, where a longer context is asked for
     state_bytes: int = 0
+    num_pools: int = 1  # KV pools of that size, of ranks that have sequences of their own
 
 
 def capacity_of(
@@ -193,6 +197,7 @@ def capacity_of(
         kv_groups=_groups_of_stages(config, spec.stage) if has_window_tables else None,
         no_sinks=_why_no_sinks(config) if has_sinks else _NO_KERNELS_FOR_SINKS,
         state_bytes=state_bytes,
+        num_pools=part.size if part.by_sequences else 1,
     )
 
 
