@@ -13,7 +13,7 @@ A request has a table of blocks for each group of layers (``kv_tables.py``): nea
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -124,8 +124,15 @@ class BlockManager:
 
     # -- of one pool: with several, ``block_pools.py`` ----------------------------------------
 
-    def place(self, request: Request) -> None:
-        """Choose the pool of a request that is to be admitted."""
+    def place(
+        self,
+        request: Request,
+        running: Collection[Request],
+        shared_of: Callable[[Request], SharedPrefix],
+    ) -> SharedPrefix:
+        """Choose the pool of a request that is to be admitted, and return what it shares there,
+        which ``shared_of`` says of a request with its ``pool``."""
+        return shared_of(request)
 
     def headroom(self, request: Request, running: Collection[Request]) -> int:
         """Return how many blocks to leave to running requests when another one is admitted: one of
@@ -255,13 +262,8 @@ class BlockManager:
         of_windows = num_tokens
         if step_tokens is not None:
             of_windows = min(num_tokens, shared.num_tokens + step_tokens)
-        copied = shared.num_tokens % self.block_size != 0
-        needed, idle = headroom + len(shared.stored.parts), 0
-        for window, table in zip(self.windows, shared.tables, strict=True):
-            end = self.blocks_for(num_tokens if _keeps_all(window, request) else of_windows)
-            needed += end - len(table) + copied
-            idle += sum(block_id != GONE and not self.ref_counts[block_id] for block_id in table)
-        if needed > len(self.free_blocks) - idle or not self.states.admit(request, shared.state):
+        has_room = self._has_room(request, shared, num_tokens, of_windows, headroom)
+        if not has_room or not self.states.admit(request, shared.state):
             return False
         for block_id in chain(*shared.tables):
             if block_id != GONE:
@@ -275,6 +277,28 @@ class BlockManager:
         allocated = self._extend(request, num_tokens, of_windows)
         assert allocated
         return True
+
+    def has_room(
+        self, request: Request, shared: SharedPrefix, num_tokens: int, headroom: int
+    ) -> bool:
+        """Return whether a request can be admitted with all blocks of ``num_tokens`` tokens."""
+        return self._has_room(request, shared, num_tokens, num_tokens, headroom)
+
+    def _has_room(
+        self,
+        request: Request,
+        shared: SharedPrefix,
+        num_tokens: int,
+        of_windows: int,
+        headroom: int,
+    ) -> bool:
+        copied = shared.num_tokens % self.block_size != 0
+        needed, idle = headroom + len(shared.stored.parts), 0
+        for window, table in zip(self.windows, shared.tables, strict=True):
+            end = self.blocks_for(num_tokens if _keeps_all(window, request) else of_windows)
+            needed += end - len(table) + copied
+            idle += sum(block_id != GONE and not self.ref_counts[block_id] for block_id in table)
+        return needed <= len(self.free_blocks) - idle
 
     def _restore(self, request: Request, stored: Stored) -> None:
         """Plan copies of stored blocks to new blocks of a request."""

@@ -5,12 +5,14 @@
 
 Every rank of a tensor-parallel group has a whole KV pool, with a prefix cache of its own. All
 blocks of a request are in one pool, from its admission until it ends or is preempted; then it may
-go to another one. A prefix that is cached in another pool is a miss: KV does not go from rank to rank.
+go to another one. A prefix that is cached in another pool is a miss: KV is not copied from rank to
+rank.
 
-A request goes where the sum of two numbers of tokens is least: those of its own that are not cached
-there, and those that lie in the used blocks of the pool (Dynamo's rule for replicas, as of
-``routing.py``). Only where no pool has room for it, room does not matter. A sample of a prompt that
-another one has computed goes to that one, if there is room.
+A request goes, of the pools that have room for it, to the one that has most of its tokens cached,
+or that holds the fewest blocks. None is chosen that would have more than 1.25 times the mean number
+of requests, and one (as of replicas: ``routing.py``), but for a sample of a prompt that is already
+there. So what many ask for is soon in several caches, and no rank attends to much more than others,
+which wait for it in each layer.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from octavo.core.kv_tables import Windows
 from octavo.core.prefix_cache import MissReason, NoPrefixCache, PrefixCache
 from octavo.core.prefix_parts import PrefixPart, TrieNode, largest_parts
 from octavo.core.request import Request, RequestStatus
+from octavo.core.routing import MAX_LOAD
 from octavo.core.state_slots import States
 
 
@@ -99,25 +102,32 @@ class BlockPools:
 
     # -- pools of requests -------------------------------------------------------------------
 
-    def place(self, request: Request) -> None:
-        """Choose the pool of a request that is to be admitted."""
-        needed = self.pools[0].blocks_for(len(request.token_ids))
+    def place(
+        self,
+        request: Request,
+        running: Collection[Request],
+        shared_of: Callable[[Request], SharedPrefix],
+    ) -> SharedPrefix:
+        """Choose the pool of a request that is to be admitted, and return what it shares there;
+        see above for the rule."""
+        counts = [len(own) for own in self._by_pool(running)]
+        most = MAX_LOAD * (len(running) + 1) / len(self.pools) + 1
         source = request.fork_of
-        if source is not None and source.status is RequestStatus.RUNNING:
-            shared = source.num_computed_tokens // self.block_size
-            if self.pools[source.pool].num_available_blocks >= needed - shared:
-                request.pool = source.pool
-                return
-        limit = len(request.token_ids) - 1
-        cached = [pool.match(request, limit).num_tokens for pool in self.pools]
+        is_sample = source is not None and source.status is RequestStatus.RUNNING
+        found: list[SharedPrefix] = []
 
-        def cost(index: int) -> tuple[bool, int, int]:
-            pool, num_cached = self.pools[index], cached[index]
-            is_full = pool.num_available_blocks < needed - num_cached // self.block_size
-            held = pool.num_used_blocks * self.block_size
-            return is_full, held - num_cached, index
+        def cost(index: int) -> tuple[bool, bool, int, int]:
+            request.pool, pool = index, self.pools[index]
+            found.append(shared := shared_of(request))
+            num_tokens, headroom = len(request.token_ids), counts[index] * self.num_tables
+            is_full = not pool.has_room(request, shared, num_tokens, headroom)
+            has_most = counts[index] + 1 > most and not (
+                is_sample and source is not None and source.pool == index
+            )
+            return is_full, has_most, -shared.num_tokens, pool.num_used_blocks
 
         request.pool = min(range(len(self.pools)), key=cost)
+        return found[request.pool]
 
     def headroom(self, request: Request, running: Collection[Request]) -> int:
         return len(self.rivals(request, list(running))) * self.num_tables

@@ -457,8 +457,7 @@ class Scheduler:
                 return
             if self._awaits_fork(request):
                 continue
-            self.block_manager.place(request)
-            shared = self._shared_prefix(request)
+            shared = self.block_manager.place(request, self.running, self._shared_prefix)
             if shared.stored.is_awaited:
                 continue
             num_shared, num_tokens = shared.num_tokens, len(request.token_ids)

@@ -1,5 +1,4 @@
-"""Ranks with sequences of their own give the answers of one rank, to the last bit, whoever has which
-sequence, and keep each token's KV once."""
+"""Ranks with sequences of their own give the answers of one rank, to the last bit."""
 
 from __future__ import annotations
 
@@ -97,8 +96,9 @@ def test_whichever_rank_has_a_sequence(latents, run_all, alone):
     engine = with_own_sequences(latents)
     pools = engine.scheduler.block_manager
 
-    def to_the_last(request):
+    def to_the_last(request, running, shared_of):
         request.pool = 1
+        return shared_of(request)
 
     pools.place = to_the_last
     answers, steps = run_all(engine, make_requests(CONFIG.vocab_size))
@@ -181,7 +181,7 @@ def test_copies_are_made_in_the_pool_of_the_samples(latents, run_all):
 
 
 def test_a_prefix_is_found_where_it_is_cached(latents, run_all):
-    """The second rank has the prefix, and so the next request, though the first has fewer blocks."""
+    """The next request with a prompt goes to the rank that has its prefix."""
     engine = with_own_sequences(latents)
     params = SamplingParams(max_tokens=4, ignore_eos=True)
     long = [7 + i % 50 for i in range(100)]
