@@ -255,7 +255,7 @@ def test_types_of_kv(latents, run_all, kv):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_attention_has_its_matrices_whole_and_one_meeting_less(name):
+def test_attention_has_its_matrices_whole_and_two_meetings_less(name):
     plan, _ = plan_step(random_model(CONFIGS[name]))
     by_heads, by_sequences = (
         Division(plan.ops, Part(1, 2, by_sequences=is_so)) for is_so in (False, True)
@@ -272,7 +272,7 @@ def test_attention_has_its_matrices_whole_and_one_meeting_less(name):
         sum(division.meets(op) for op in plan.ops if op is not plan.ops[-1])
         for division in (by_heads, by_sequences)
     ]
-    assert met[1] <= met[0] - num_layers
+    assert met[1] == met[0] - 2 * num_layers
 
 
 def test_attention_over_keys_and_values_is_not_divided_by_sequences():
