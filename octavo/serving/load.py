@@ -154,7 +154,9 @@ def _load_engine(
         from octavo.serving.expert_files import save_at_the_end
 
         save_at_the_end(args.save_expert_loads, model_config, rank)
-    proposer = drafter.start(limits) if drafter is not None else None
+    # A drafter's own KV is of the requests of all ranks.
+    of_all = replace(limits, num_blocks=config.cache.num_blocks)
+    proposer = drafter.start(of_all) if drafter is not None else None
     store, peers = _open_store(config, spec, rank, model_config, source.path, transfer)
     executor: Executor = rank
     if around_executor is not None:
@@ -177,6 +179,7 @@ def _load_engine(
         **({} if spec.part.is_whole else {"tensor_parallel_size": spec.part.size}),
         **({} if spec.stage.is_whole else {"pipeline_parallel_size": spec.stage.count}),
         **({} if spec.experts is None else {"enable_expert_parallel": True}),
+        **({"enable_dp_attention": True} if spec.by_sequences else {}),
         **ranks.info,
     }
     text_engine = TextEngine(engine, tokenizer, model_config.vocab_size, eos_token_ids, config.seed)
@@ -250,6 +253,8 @@ def _open_ranks(
     asked, num_stages = args.tensor_parallel_size, args.pipeline_parallel_size
     if asked == AUTO and spec.device != "cpu":
         asked = 1
+    if args.enable_dp_attention:
+        spec = replace(spec, by_sequences=True)
     place_experts = None
     if args.enable_expert_parallel:
         from octavo.serving.expert_files import placement_of
@@ -258,7 +263,7 @@ def _open_ranks(
         if asked == 1:
             raise ConfigError(f"enable_expert_parallel: on {spec.device} a model is on one device")
     if asked == num_stages == 1:
-        return OneRank(spec)
+        return OneRank(replace(spec, by_sequences=False))
     if num_stages > 1 and (speculation := args.speculation()) is not None:
         check_pipelined(speculation)
     if args.stage_command:
@@ -284,7 +289,7 @@ def _memory_info(capacity: Capacity, config: EngineConfig) -> dict[str, Any]:
 def _rank_limits(config: EngineConfig) -> RankLimits:
     scheduler = config.scheduler
     return RankLimits(
-        num_blocks=config.cache.num_blocks,
+        num_blocks=config.cache.blocks_of_pool,
         max_num_seqs=scheduler.max_num_seqs,
         max_model_len=scheduler.max_model_len,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,

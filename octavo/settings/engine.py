@@ -126,7 +126,10 @@ class EngineArgs:
     )
     block_size: int = option(16, "tokens of a KV block", least=1)
     num_blocks: int | None = option(
-        None, "blocks of the KV pool; default: what memory allows", least=1
+        None,
+        "blocks of the KV pool; default: what memory allows. Of each rank's, with "
+        "enable_dp_attention",
+        least=1,
     )
     kv_cache_memory: int | str | None = option(None, "memory of the KV pool, such as 4GiB")
     gpu_memory_utilization: float = option(
@@ -248,6 +251,12 @@ class EngineArgs:
         "each of the tensor_parallel_size ranks has whole experts of a model that has some, in "
         "place of some rows of every expert",
     )
+    enable_dp_attention: bool = option(
+        False,
+        "each of the tensor_parallel_size ranks computes the attention of its own requests and "
+        "keeps their KV alone, so that all of them hold as many times the tokens; of models with "
+        "latent attention (MLA, such as DeepSeek)",
+    )
     expert_placement: str | None = option(
         None,
         "a file of `octavo place-experts` that says which ranks have which experts, of "
@@ -325,6 +334,7 @@ class EngineArgs:
         self._check_sink_windows()
         self._check_stages()
         self._check_experts()
+        self._check_dp_attention()
 
     @property
     def asked_model_len(self) -> int | None:
@@ -426,6 +436,36 @@ class EngineArgs:
                 "tensor_parallel_size, which is 1: raise it, or leave experts together"
             )
 
+    def _check_dp_attention(self) -> None:
+        """Raise ConfigError where attention cannot be divided by requests, whatever the model."""
+        if not self.enable_dp_attention:
+            return
+        speculation = self.speculation()
+        for cannot_be, why in (
+            (
+                self.tensor_parallel_size == 1,
+                "the ranks that have requests of their own are those of tensor_parallel_size, "
+                "which is 1: raise it, or leave this off",
+            ),
+            (
+                self.pipeline_parallel_size > 1,
+                f"not with pipeline_parallel_size={self.pipeline_parallel_size}: stages of such "
+                "ranks are not there; leave it at 1",
+            ),
+            (
+                bool(self.swap_space or self.kv_offload or self.prefill_replicas),
+                "evicted KV of one rank's pool is not kept for the others: leave out swap_space, "
+                "kv_offload and prefill_replicas",
+            ),
+            (
+                speculation is not None and speculation.method == "early_exit",
+                "the first layers cannot draft by themselves for requests of several ranks: choose "
+                "another method of speculation than early_exit",
+            ),
+        ):
+            if cannot_be:
+                raise ConfigError(f"enable_dp_attention: {why}")
+
     def _check_roles(self) -> None:
         """Raise ConfigError if prompts and answers cannot be computed apart."""
         if not self.prefill_replicas:
@@ -526,6 +566,7 @@ class EngineArgs:
 class CacheConfig:
     """The KV pool.
 
+    ``num_blocks``: of all pools together; ``num_pools``: of ranks with requests of their own.
     ``groups``: groups of layers that have block tables of their own; None: one table for all.
     ``offload``: the store of evicted blocks. ``num_state_slots``: of a model with recurrent layers
     (``core/state_slots.py``).
@@ -538,6 +579,11 @@ class CacheConfig:
     groups: KVGroups | None = None
     offload: OffloadConfig | None = None
     num_state_slots: int = 0
+    num_pools: int = 1
+
+    @property
+    def blocks_of_pool(self) -> int:
+        return self.num_blocks // self.num_pools
 
     @property
     def windows(self) -> Windows:
@@ -618,8 +664,9 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
             if fit < num_blocks:
                 num_blocks, limited_by = fit, _has_no_more_room(share)
         num_blocks = max(1, num_blocks)
+        pools = "KV pool" if capacity.num_pools == 1 else f"each of {capacity.num_pools} KV pools"
         choices.append(
-            f"KV pool: {num_blocks} blocks of {args.block_size} tokens{_of_layers(groups)}, "
+            f"{pools}: {num_blocks} blocks of {args.block_size} tokens{_of_layers(groups)}, "
             f"{num_blocks * block_bytes / GIB:.2f} GiB" + limited_by
         )
 
@@ -662,12 +709,13 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
         batching=args.batching,
         cache=CacheConfig(
             args.block_size,
-            num_blocks,
+            num_blocks * capacity.num_pools,
             capacity.kv_dtype,
             args.enable_prefix_caching,
             groups,
             offload,
             num_state_slots,
+            capacity.num_pools,
         ),
         scheduler=SchedulerConfig(
             max_num_batched_tokens=default_step_tokens(args, capacity.device, max_model_len),
