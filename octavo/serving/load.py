@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -362,7 +363,7 @@ class _KVContent(NamedTuple):
         return identity_of(self.path, f"{__version__} {self._kernels} {self._kept} {self.model}")
 
     def facts(self) -> Facts:
-        from octavo.serving.model_content import model_content
+        from octavo.serving.model_content import fingerprint
 
         # The name of a model is the user's, and so is its folder.
         of_model = replace(self.model, name="")
@@ -372,7 +373,7 @@ class _KVContent(NamedTuple):
             "kernels": " ".join(map(str, self._kernels)),
             "KV": f"{self.config.cache.dtype}, {self.config.cache.block_size} tokens a block",
             "layers": _digest(f"{self.config.cache.groups} {of_model}"),
-            "model": model_content(self.path),
+            **fingerprint(self.path),
         }
 
     @property
