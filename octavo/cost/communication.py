@@ -18,9 +18,9 @@ compute one half of a batch while they send the other (vLLM's ``enable_dbo``, SG
 ``enable_two_batch_overlap``), and do not unless told to.
 
 A stage of a pipeline sends the hidden states of a step to the next one: as wide as activations on
-GPUs, and as 32-bit floats on processors, which keep all their bits. That is one row a token; what a
-last layer's norm, or experts with shared ones, would add to it goes as a second row in an engine on
-processors, and is not counted.
+GPUs, and as 32-bit floats on processors, which keep all their bits. That is one row a token, or two
+where its last layer norms what its MLP gives, or has experts beside shared ones
+(``LayerSpec.rows_after``).
 
 Ranks on processors (scheme `gather`) send nothing: each writes its part of a value into memory that
 all have, they meet, and each reads what the others wrote. That is an all-gather whose S is what all
@@ -218,14 +218,15 @@ def transfers(model: RankModel, rows: RowCounts, link: Link) -> list[Transfer]:
         said += _of_experts(model, rows, link)
     if parallel.pp > 1:
         hops, sent = parallel.pp - 1, sent_bytes(model, rows.num_tokens, link)
-        seconds = hops * point_to_point(sent, link, parallel.tp * parallel.pp)
-        said.append(Transfer("stages.send", hops, hops * sent, seconds))
+        seconds = hops * point_to_point(sent / hops, link, parallel.tp * parallel.pp)
+        said.append(Transfer("stages.send", hops, sent, seconds))
     return said
 
 
 def sent_bytes(model: RankModel, num_tokens: int, link: Link) -> float:
-    """Bytes that one stage of a pipeline sends to the next in a pass of so many tokens."""
-    return num_tokens * model.hidden_size * (link.hidden_bytes or model.activation_bytes)
+    """Bytes that a stage of a pipeline, or all of them, send on in a pass of so many tokens."""
+    row_bytes = model.hidden_size * (link.hidden_bytes or model.activation_bytes)
+    return num_tokens * model.sent_rows * row_bytes
 
 
 def exchange_of(
