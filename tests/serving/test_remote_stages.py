@@ -261,7 +261,12 @@ def test_the_machine_that_has_room_for_the_fewest_blocks_sizes_the_pool(model):
         block_bytes = 16 * 2 * (2 * 2 * 16 * 2)  # tokens, layers, and bfloat16 of two heads
         assert info["kv_blocks"] == (1 << 17) // block_bytes < most
         assert any("rank 1 of 2 on" in choice and "no more" in choice for choice in choices)
-        assert [each["free_bytes"] for each in info["stages"]][0] <= 1 << 18
+        assert [(each["stage"], each["layers"]) for each in info["stages"]] == [
+            (0, [0, 2]),
+            (1, [2, 4]),
+        ]
+        assert [each["memory_bytes"] == 1 << 30 for each in info["stages"]] == [True, False]
+        assert sum("of free memory beside its weights" in choice for choice in choices) == 2
     too_many = {**stages(2, other(f"memory={1 << 18}")), "num_blocks": most}
     with pytest.raises(ConfigError, match=r"rank 1 of 2 on .* has 0\.00 GiB .* lower num_blocks"):
         LLM(str(model), **too_many, **SETTINGS)
