@@ -315,7 +315,7 @@ def test_a_real_model(smollm2_gguf):
 TWO_MACHINES = OTHER_MACHINE.with_name("two_machines.py")
 
 
-def on_two_machines(does: str, model: Path) -> dict:
+def on_two_machines(does: str, model: Path, tp: int) -> dict:
     """Run two_machines.py; skips where the system has no such namespaces for a user."""
     try:
         subprocess.run(
@@ -338,7 +338,7 @@ def on_two_machines(does: str, model: Path) -> dict:
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no network namespaces for a user here: {error}")
     done = subprocess.run(
-        ["unshare", "-rnm", sys.executable, str(TWO_MACHINES), does, str(model)],
+        ["unshare", "-rnm", sys.executable, str(TWO_MACHINES), does, str(model), str(tp)],
         capture_output=True,
         text=True,
     )
@@ -347,23 +347,25 @@ def on_two_machines(does: str, model: Path) -> dict:
 
 
 @pytest.mark.long
-def test_two_machines_answer_as_one(model, alone):
-    said = on_two_machines("answers", model)
-    assert said == {"answers": [tokens for tokens, _ in alone], "ranks": 1}
+@pytest.mark.parametrize("tp", [1, 2])
+def test_two_machines_answer_as_one(model, alone, tp):
+    said = on_two_machines("answers", model, tp)
+    assert said == {"answers": [tokens for tokens, _ in alone], "ranks": tp}
 
 
 @pytest.mark.long
 def test_a_server_on_two_machines(model):
-    said = on_two_machines("serves", model)
-    assert said["ranks"] == 1
+    said = on_two_machines("serves", model, 2)
+    assert said["ranks"] == 2
     assert len(set(said["answers"])) == 1 and len(said["answers"]) == 2
 
 
 @pytest.mark.long
-def test_a_cable_that_is_cut_ends_the_engine_and_leaves_nothing(model, alone):
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_cable_that_is_cut_ends_the_engine_and_leaves_nothing(model, alone, tp):
     """Neither end is told: they hear nothing of each other any more."""
-    said = on_two_machines("cut", model)
+    said = on_two_machines("cut", model, tp)
     assert said["answers"] == [tokens for tokens, _ in alone]
-    assert (said["ranks"], said["left"]) == (1, 0)
+    assert (said["ranks"], said["left"]) == (tp, 0)
     assert len(said["raised"]) == 1
     assert re.search("nothing was heard|took too long|timed out|was cut", said["raised"][0])
