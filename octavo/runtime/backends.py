@@ -328,6 +328,10 @@ def _prefer_nodes(numbers: Sequence[int]) -> Callable[[int, int], object]:
 
 def _forward_of_rank(spec: RankSpec, own: StageOps, arguments: tuple[Any, ...]) -> Forward:
     """Return the forward of one of several ranks: the one that samples, or one of its followers."""
+    if spec.by_sequences:
+        from octavo.runtime.owned_sequences import OwnedForward, OwningForward
+
+        return (OwningForward if spec.is_home else OwnedForward)(spec.part, *arguments)
     if spec.pipeline is None:
         from octavo.runtime.following_forward import FollowingForward
         from octavo.runtime.leading_forward import LeadingForward

@@ -54,6 +54,7 @@ class RankSpec:
         meeting_point: a new file of their own, at which ranks of fused kernels find each other.
         experts: the ranks of the group that have each expert of the layers that it has, where they
             have whole ones; None: each has some rows of all.
+        by_sequences: each rank of the group has sequences of its own, whose attention it computes.
         pipeline: the rank's place in a pipeline; None: it has all layers.
         has_drafts: tokens are drafted, maybe by heads that read the embedding.
         start_timeout: seconds for which a rank may do nothing while the others start.
@@ -82,6 +83,7 @@ class RankSpec:
     group: ShmGroup | None = None
     meeting_point: Path | None = None
     experts: ExpertPlaces | None = None
+    by_sequences: bool = False
     pipeline: PipelinePlace | None = None
     has_drafts: bool = False
     start_timeout: float = 120.0
@@ -91,7 +93,7 @@ class RankSpec:
     def part(self) -> Part:
         if self.group is None:
             return WHOLE
-        return Part(self.group.rank, self.group.size, self.experts)
+        return Part(self.group.rank, self.group.size, self.experts, self.by_sequences)
 
     @property
     def stage(self) -> Stage:
@@ -112,6 +114,7 @@ class RankSpec:
 class RankLimits:
     """Sizes of the KV cache and of steps, which ``Rank.start`` allocates memory for.
 
+    ``num_blocks``: of the rank's own pool, if each has one.
     ``kv_groups``: the layer groups with block tables of their own; None: one table for all layers.
     ``num_host_blocks``: blocks of the host KV cache; their ids follow those of the pool.
     ``num_state_slots``: slots for the recurrent states of sequences.
@@ -181,6 +184,7 @@ class Capacity:
     no_sinks: str = ""
     kv_memory_most: int = 0  # its size at most, where a longer context is asked for
     state_bytes: int = 0
+    num_pools: int = 1  # KV pools of that size, of ranks that have sequences of their own
     machines: tuple[MachineShare, ...] = ()
 
     @property
@@ -235,6 +239,7 @@ def capacity_of(
         kv_groups=_groups_of_stages(config, spec.stage) if has_window_tables else None,
         no_sinks=_why_no_sinks(config) if has_sinks else _NO_KERNELS_FOR_SINKS,
         state_bytes=state_bytes,
+        num_pools=part.size if part.by_sequences else 1,
     )
 
 

@@ -41,10 +41,10 @@ class OneRank:
         """Return the capacity of all ranks together.
 
         Args:
-            draft_bytes: KV of a drafter that each token of the pool has, too.
+            draft_bytes: KV of a drafter that each token has, too, whichever pool it is in.
         """
         capacity = rank.capacity
-        total = capacity.kv_bytes_per_token + draft_bytes
+        total = capacity.kv_bytes_per_token + capacity.num_pools * draft_bytes
         return dataclasses.replace(capacity, kv_bytes_per_token=total)
 
     @property

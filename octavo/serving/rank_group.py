@@ -18,7 +18,13 @@ from octavo.kernels.sum_division import SLICES
 from octavo.runtime.backends import why_not_fused, why_not_native
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.followers import Followers
-from octavo.runtime.layout import RankBounds, device_of_rank, resolve_ranks, why_one_rank
+from octavo.runtime.layout import (
+    RankBounds,
+    device_of_rank,
+    resolve_ranks,
+    why_no_dp_attention,
+    why_one_rank,
+)
 from octavo.runtime.rank_memory import RankMemory
 from octavo.runtime.rank_process import Message
 from octavo.serving.expert_files import PlaceExperts, num_experts_of
@@ -82,9 +88,13 @@ def open_ranks(
     """
     kernels = kernels_of(spec, model)
     is_cpu = spec.device == "cpu"
+    if spec.by_sequences:
+        has_latents = model.latent is not None
+        if reason := why_no_dp_attention(kernels, spec.device, has_latents=has_latents):
+            raise ConfigError(f"enable_dp_attention: {model.name}: {reason}")
     bounds = RankBounds(
         model=model.name,
-        num_heads=model.fewest_heads,
+        num_heads=None if spec.by_sequences else model.fewest_heads,
         num_experts=None if place_experts is None else num_experts_of(model),
         num_layers=model.num_layers,
         # Who gives more threads wants more; replicas may be more than there are cores.
@@ -100,7 +110,9 @@ def open_ranks(
     spec = with_experts(spec, place_experts, size, kernels)
     num_ranks = size * num_stages
     if num_ranks == 1:
-        return OneRank(spec)
+        if spec.by_sequences:
+            _log.warning("enable_dp_attention: there is one rank, which has all requests")
+        return OneRank(dataclasses.replace(spec, by_sequences=False))
     num_threads = None if spec.threads is None else max(spec.threads, num_ranks)
     places = numa.places(num_ranks, nodes, num_threads)
     return RankGroup(places, size, num_stages, spec, model_impl, adds_up=kernels == "fused")

@@ -126,7 +126,10 @@ class EngineArgs:
     )
     block_size: int = option(16, "tokens of a KV block", least=1)
     num_blocks: int | None = option(
-        None, "blocks of the KV pool; default: what memory allows", least=1
+        None,
+        "blocks of the KV pool; default: what memory allows. Of each rank's, with "
+        "enable_dp_attention",
+        least=1,
     )
     kv_cache_memory: int | str | None = option(None, "memory of the KV pool, such as 4GiB")
     gpu_memory_utilization: float = option(
@@ -248,6 +251,12 @@ class EngineArgs:
         "each of the tensor_parallel_size ranks has whole experts of a model that has some, in "
         "place of some rows of every expert",
     )
+    enable_dp_attention: bool = option(
+        False,
+        "each of the tensor_parallel_size ranks computes the attention of its own requests and "
+        "keeps their KV alone, so that all of them hold as many times the tokens; of models with "
+        "latent attention (MLA, such as DeepSeek)",
+    )
     expert_placement: str | None = option(
         None,
         "a file of `octavo place-experts` that says which ranks have which experts, of "
@@ -325,6 +334,7 @@ class EngineArgs:
         self._check_sink_windows()
         self._check_stages()
         self._check_experts()
+        self._check_dp_attention()
 
     @property
     def asked_model_len(self) -> int | None:
@@ -410,6 +420,11 @@ class EngineArgs:
                 f"save_expert_loads: {self.replicas.most} replicas would write the same file; "
                 "save those of one engine, with data_parallel_size=1"
             )
+        if self.save_expert_loads is not None and self.pipeline_parallel_size > 1:
+            raise ConfigError(
+                "save_expert_loads: of a pipeline, the last stage's layers alone would be saved; "
+                "save them with pipeline_parallel_size=1: a placement serves any number of stages"
+            )
         if self.expert_placement is not None and not self.enable_expert_parallel:
             raise ConfigError(
                 "expert_placement is of enable_expert_parallel, which is off: turn it on, or leave "
@@ -421,6 +436,36 @@ class EngineArgs:
                 "tensor_parallel_size, which is 1: raise it, or leave experts together"
             )
 
+    def _check_dp_attention(self) -> None:
+        """Raise ConfigError where attention cannot be divided by requests, whatever the model."""
+        if not self.enable_dp_attention:
+            return
+        speculation = self.speculation()
+        for cannot_be, why in (
+            (
+                self.tensor_parallel_size == 1,
+                "the ranks that have requests of their own are those of tensor_parallel_size, "
+                "which is 1: raise it, or leave this off",
+            ),
+            (
+                self.pipeline_parallel_size > 1,
+                f"not with pipeline_parallel_size={self.pipeline_parallel_size}: stages of such "
+                "ranks are not there; leave it at 1",
+            ),
+            (
+                bool(self.swap_space or self.kv_offload or self.prefill_replicas),
+                "evicted KV of one rank's pool is not kept for the others: leave out swap_space, "
+                "kv_offload and prefill_replicas",
+            ),
+            (
+                speculation is not None and speculation.method == "early_exit",
+                "the first layers cannot draft by themselves for requests of several ranks: choose "
+                "another method of speculation than early_exit",
+            ),
+        ):
+            if cannot_be:
+                raise ConfigError(f"enable_dp_attention: {why}")
+
     def _check_roles(self) -> None:
         """Raise ConfigError if prompts and answers cannot be computed apart."""
         if not self.prefill_replicas:
@@ -428,15 +473,10 @@ class EngineArgs:
                 raise ConfigError("kv_buffer_size means nothing without prefill_replicas")
             return
         asked = f"prefill_replicas={self.prefill_replicas}"
-        if self.replicas.is_elastic or self.distributed is not None:
+        if self.replicas.is_elastic:
             raise ConfigError(
-                f"{asked}: replicas with roles neither come and go, nor are they placed by "
-                "distributed: give one number as data_parallel_size, and leave distributed out"
-            )
-        if self.prefill_replicas >= self.replicas.least:
-            raise ConfigError(
-                f"{asked} of data_parallel_size={self.data_parallel_size} replicas leaves none for "
-                f"answers: set data_parallel_size to {self.prefill_replicas + 1} or more"
+                f"{asked}: replicas with roles do not come and go: give one number as "
+                "data_parallel_size"
             )
         if not self.enable_prefix_caching:
             raise ConfigError(f"{asked}: KV is found by its prefix: leave enable_prefix_caching on")
@@ -471,8 +511,23 @@ class EngineArgs:
         """True if a server has its engines behind a router, be it one of them or many."""
         return self.replicas.most > 1 or self.distributed is not None
 
+    def check_server(self) -> None:
+        """Raise ConfigError if a server with these settings would have no replica for answers. An
+        engine that one has placed knows those alone that share its machine."""
+        if self.prefill_replicas >= self.replicas.least:
+            raise ConfigError(
+                f"prefill_replicas={self.prefill_replicas} of data_parallel_size="
+                f"{self.data_parallel_size} replicas leaves none for answers: set "
+                f"data_parallel_size to {self.prefill_replicas + 1} or more"
+            )
+
     def refuse_replicas(self) -> None:
         """Raise ConfigError if several replicas are asked for, where there is one engine."""
+        if self.prefill_replicas:
+            raise ConfigError(
+                f"prefill_replicas={self.prefill_replicas}: only a server has replicas for prompts "
+                "and others for answers; leave it out here"
+            )
         if self.replicas.most > 1:
             raise ConfigError(
                 f"data_parallel_size={self.data_parallel_size}: only a server has several replicas:"
@@ -511,6 +566,7 @@ class EngineArgs:
 class CacheConfig:
     """The KV pool.
 
+    ``num_blocks``: of all pools together; ``num_pools``: of ranks with requests of their own.
     ``groups``: groups of layers that have block tables of their own; None: one table for all.
     ``offload``: the store of evicted blocks. ``num_state_slots``: of a model with recurrent layers
     (``core/state_slots.py``).
@@ -523,6 +579,11 @@ class CacheConfig:
     groups: KVGroups | None = None
     offload: OffloadConfig | None = None
     num_state_slots: int = 0
+    num_pools: int = 1
+
+    @property
+    def blocks_of_pool(self) -> int:
+        return self.num_blocks // self.num_pools
 
     @property
     def windows(self) -> Windows:
@@ -603,8 +664,9 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
             if fit < num_blocks:
                 num_blocks, limited_by = fit, _has_no_more_room(share)
         num_blocks = max(1, num_blocks)
+        pools = "KV pool" if capacity.num_pools == 1 else f"each of {capacity.num_pools} KV pools"
         choices.append(
-            f"KV pool: {num_blocks} blocks of {args.block_size} tokens{_of_layers(groups)}, "
+            f"{pools}: {num_blocks} blocks of {args.block_size} tokens{_of_layers(groups)}, "
             f"{num_blocks * block_bytes / GIB:.2f} GiB" + limited_by
         )
 
@@ -651,12 +713,13 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
         batching=args.batching,
         cache=CacheConfig(
             args.block_size,
-            num_blocks,
+            num_blocks * capacity.num_pools,
             capacity.kv_dtype,
             args.enable_prefix_caching,
             groups,
             offload,
             num_state_slots,
+            capacity.num_pools,
         ),
         scheduler=SchedulerConfig(
             max_num_batched_tokens=default_step_tokens(args, capacity.device, max_model_len),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import pytest
 from hypothesis import given
@@ -118,10 +119,29 @@ def test_experts_elsewhere_are_sent_their_rows():
     (rows,) = passes([Span(9, 1)] * 4)
     (sent,) = transfers(mixture(Parallel(ep=8, dp=8)), rows, LINK)
     assert (sent.name, sent.count) == ("experts.all_to_all", 2 * 48)
-    assert sent.num_bytes == 2 * 48 * 4 * 8 * 2048 * 2
-    _, attention, _, experts = transfers(mixture(Parallel(tp=2, ep=8, dp=4)), rows, LINK)
+    # Once to each rank that has one of the 8 experts, of 16 of 128.
+    ranks = 8 * (1 - prod((112 - i) / (128 - i) for i in range(8)))
+    assert sent.num_bytes == pytest.approx(2 * 48 * 4 * ranks * 2048 * 2)
+    _, attention, _, experts, gathered = transfers(mixture(Parallel(tp=2, ep=8, dp=4)), rows, LINK)
     assert attention.count == 48  # after attention only
     assert experts.num_bytes == sent.num_bytes / 2  # either rank of a group sends half
+    assert (gathered.name, gathered.count) == ("experts.all_gather", 48)
+    assert gathered.num_bytes == 48 * 4 * 2048 * 2
+
+
+def test_rows_of_products_in_fp8_are_sent_in_fp8_where_devices_have_it():
+    (rows,) = passes([Span(9, 1)] * 4)
+    model = mixture(Parallel(ep=8, dp=8))
+    model = replace(model, matrices=tuple(replace(m, arithmetic="fp8") for m in model.matrices))
+    (wide,), (narrow,) = (
+        transfers(model, rows, replace(LINK, sends_fp8=has_fp8)) for has_fp8 in (False, True)
+    )
+    assert narrow.num_bytes == pytest.approx(wide.num_bytes * (1 + 4 / 128 + 2) / 4)
+    assert narrow.seconds < wide.seconds
+    assert [link_of(find_device(name)[0]).sends_fp8 for name in ("a100-sxm", "h100-sxm")] == [
+        False,
+        True,
+    ]
 
 
 def test_transfers_of_passes_add_up():

@@ -36,7 +36,7 @@ def main(record_fd: int, log_format: str) -> int:
     except OctavoError as error:
         print(f"octavo: {error}", file=sys.stderr)
         return 1
-    return serve(LinkStream(link), InFlightRecord.open(record_fd))
+    return serve(LinkStream(link), InFlightRecord.open(record_fd), link.local_host)
 
 
 def _end_with_host() -> None:

@@ -32,8 +32,8 @@ from octavo.links.ticket import Address
 from octavo.server.engine.hosted_worker import FACTS
 from octavo.server.engine.in_flight_record import NUM_BYTES, names_in
 from octavo.server.engine.link_transport import LinkTransport
-from octavo.server.engine.replica_launchers import Slots, offload_of_replica
-from octavo.server.engine.wire import encode_message
+from octavo.server.engine.replica_launchers import Slots, offload_of_replica, roles_in_words
+from octavo.server.engine.wire import Message, encode_message
 from octavo.settings.engine import EngineArgs, is_gpu
 from octavo.system import machine
 from octavo.system.machine import KILL
@@ -116,7 +116,7 @@ class PlacedLaunchers:
         if replicas.is_elastic:
             number = f"{replicas.least} to {number}"
         where = self._placement.settings.get("address", "this machine")
-        return f"{number}, placed by {self._placement.kind} ({where})"
+        return f"{number}, placed by {self._placement.kind} ({where}){roles_in_words(self.args)}"
 
     def release(self, name: str) -> None:
         """Give a place back, if there is a placement that has it."""
@@ -216,9 +216,19 @@ class PlacedEngine:
         link = await asyncio.shield(asyncio.wrap_future(self._link))
         transport = LinkTransport(link, protocol())
         clock = {"now": time.monotonic(), "boot": machine.boot_id()}
-        start = {"op": "start", "args": self._args, "cpus": [], "clock": clock}
+        start = {"op": "start", "args": self._args, "cpus": [], "clock": clock, **self._kv_links()}
         start["model"] = self._launchers.model
         transport.write(encode_message(start))
+
+    def _kv_links(self) -> Message:
+        """Return what an engine is told of the links by which replicas pass on KV, if they do."""
+        args = self._launchers.args
+        if not args.prefill_replicas:
+            return {}
+        computes_prompts = self._number < args.prefill_replicas
+        peers = [] if computes_prompts else [*range(args.prefill_replicas)]
+        links = {"computes_prompts": computes_prompts, "peers": peers}
+        return {"links": {**links, "bytes": args.kv_buffer_bytes}}
 
     def kill(self, signum: int = KILL) -> None:
         self._is_killed = True
