@@ -52,8 +52,8 @@ class SafetensorsFile:
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """Of each tensor, in the order of ``tensors``, where its bytes begin in the file, and how
-        many they are."""
+        """Where the bytes of each tensor begin in the file, and how many they are, in the order of
+        ``tensors``."""
         return [(self._start + begin, end - begin) for begin, end in self._offsets.values()]
 
     def num_bytes(self, name: str) -> int:

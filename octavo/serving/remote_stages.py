@@ -151,12 +151,13 @@ class RemoteStages(OneRank):
 
     @property
     def info(self) -> dict[str, Any]:
-        """The machines of the stages, in their order."""
+        """The machines of the stages, in their order: what stays as it is from start to start."""
         count, layers = self.spec.stage.count, self._model.num_layers
         stages = []
         for index, machine in enumerate(reversed(self._machines)):
             own = Stage(index, count).layers(layers)
-            stages.append({"stage": index, "layers": [own.start, own.stop], **machine})
+            facts = {name: fact for name, fact in machine.items() if name != "free_bytes"}
+            stages.append({"stage": index, "layers": [own.start, own.stop], **facts})
         return {"stages": stages}
 
     def start(self, rank: Rank, limits: RankLimits) -> None:

@@ -695,6 +695,10 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
     for share in capacity.machines:
         block = args.block_size * share.bytes_of_slot(groups)
         needed = (num_blocks + num_places) * block + num_state_slots * share.state_bytes
+        choices.append(
+            f"{share.name} has {share.free_bytes / GIB:.2f} GiB of free memory beside its weights, "
+            f"of which KV takes {needed / GIB:.2f}"
+        )
         if needed > share.free_bytes:
             raise ConfigError(
                 f"{share.name} has {share.free_bytes / GIB:.2f} GiB of free memory, and KV of its "

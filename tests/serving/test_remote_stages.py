@@ -261,7 +261,12 @@ def test_the_machine_that_has_room_for_the_fewest_blocks_sizes_the_pool(model):
         block_bytes = 16 * 2 * (2 * 2 * 16 * 2)  # tokens, layers, and bfloat16 of two heads
         assert info["kv_blocks"] == (1 << 17) // block_bytes < most
         assert any("rank 1 of 2 on" in choice and "no more" in choice for choice in choices)
-        assert [each["free_bytes"] for each in info["stages"]][0] <= 1 << 18
+        assert [(each["stage"], each["layers"]) for each in info["stages"]] == [
+            (0, [0, 2]),
+            (1, [2, 4]),
+        ]
+        assert [each["memory_bytes"] == 1 << 30 for each in info["stages"]] == [True, False]
+        assert sum("of free memory beside its weights" in choice for choice in choices) == 2
     too_many = {**stages(2, other(f"memory={1 << 18}")), "num_blocks": most}
     with pytest.raises(ConfigError, match=r"rank 1 of 2 on .* has 0\.00 GiB .* lower num_blocks"):
         LLM(str(model), **too_many, **SETTINGS)
@@ -310,7 +315,7 @@ def test_a_real_model(smollm2_gguf):
 TWO_MACHINES = OTHER_MACHINE.with_name("two_machines.py")
 
 
-def on_two_machines(does: str, model: Path) -> dict:
+def on_two_machines(does: str, model: Path, tp: int) -> dict:
     """Run two_machines.py; skips where the system has no such namespaces for a user."""
     try:
         subprocess.run(
@@ -333,7 +338,7 @@ def on_two_machines(does: str, model: Path) -> dict:
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no network namespaces for a user here: {error}")
     done = subprocess.run(
-        ["unshare", "-rnm", sys.executable, str(TWO_MACHINES), does, str(model)],
+        ["unshare", "-rnm", sys.executable, str(TWO_MACHINES), does, str(model), str(tp)],
         capture_output=True,
         text=True,
     )
@@ -342,23 +347,25 @@ def on_two_machines(does: str, model: Path) -> dict:
 
 
 @pytest.mark.long
-def test_two_machines_answer_as_one(model, alone):
-    said = on_two_machines("answers", model)
-    assert said == {"answers": [tokens for tokens, _ in alone], "ranks": 1}
+@pytest.mark.parametrize("tp", [1, 2])
+def test_two_machines_answer_as_one(model, alone, tp):
+    said = on_two_machines("answers", model, tp)
+    assert said == {"answers": [tokens for tokens, _ in alone], "ranks": tp}
 
 
 @pytest.mark.long
 def test_a_server_on_two_machines(model):
-    said = on_two_machines("serves", model)
-    assert said["ranks"] == 1
+    said = on_two_machines("serves", model, 2)
+    assert said["ranks"] == 2
     assert len(set(said["answers"])) == 1 and len(said["answers"]) == 2
 
 
 @pytest.mark.long
-def test_a_cable_that_is_cut_ends_the_engine_and_leaves_nothing(model, alone):
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_cable_that_is_cut_ends_the_engine_and_leaves_nothing(model, alone, tp):
     """Neither end is told: they hear nothing of each other any more."""
-    said = on_two_machines("cut", model)
+    said = on_two_machines("cut", model, tp)
     assert said["answers"] == [tokens for tokens, _ in alone]
-    assert (said["ranks"], said["left"]) == (1, 0)
+    assert (said["ranks"], said["left"]) == (tp, 0)
     assert len(said["raised"]) == 1
     assert re.search("nothing was heard|took too long|timed out|was cut", said["raised"][0])

@@ -580,7 +580,10 @@ def _facts_of(loaded: LoadedEngine, activations: str) -> EngineFacts:
     """Return the facts about a loaded engine that the server needs."""
     config, info = loaded.config, loaded.info
     probe = loaded.text_engine.engine.executor.probe()
-    model = live_rank_model(loaded.model_config, probe.matrices(), probe.kv_bytes_per_token)
+    spec = loaded.ranks.spec
+    model = live_rank_model(
+        loaded.model_config, probe.matrices(), probe.kv_bytes_per_token, spec.num_ranks
+    )
     return EngineFacts(
         max_model_len=config.scheduler.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
