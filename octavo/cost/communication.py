@@ -270,7 +270,7 @@ def exchange_of(
 
 def _by_rows(meeting: Meeting) -> Meeting:
     """Return a meeting in which each rank makes some rows, whole, however narrow they are."""
-    return tuple(replace(value, by_heads=True) for value in meeting)
+    return tuple(value._replace(by_heads=True) for value in meeting)
 
 
 def _gathered(exchange: Exchange, rows: RowCounts, tp: int, link: Link) -> Iterator[Transfer]:

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -105,6 +106,8 @@ def test_a_live_engine_takes_the_steps_of_a_simulated_one(tiny_hf):
     sizes = {"max_num_seqs": 12, "max_num_batched_tokens": 24, "num_blocks": 8}
     loaded = load_engine(EngineArgs(str(tiny_hf("deepseek-v2")), **sizes, **TWO_RANKS))
     engine, live = loaded.text_engine.engine, []
+    engine.scheduler.lookahead.max_multi_steps = 1  # else the clock says how many
+    config = replace(loaded.config, scheduler=replace(loaded.config.scheduler, max_multi_steps=1))
     try:
         for request in requests():
             engine.add(request)
@@ -116,7 +119,7 @@ def test_a_live_engine_takes_the_steps_of_a_simulated_one(tiny_hf):
         engine.close()
     agenda, simulated = Agenda(), []
     replica = Replica(
-        *("one", ReplicaSpec(loaded.config, lambda batch: 0.01), agenda, Unheard()),
+        *("one", ReplicaSpec(config, lambda batch: 0.01), agenda, Unheard()),
         watch=lambda times: simulated.append(shape_of(times.step)),
     )
     for request in requests():
