@@ -34,6 +34,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from octavo.base.errors import ConfigError
+from octavo.cost.exchange import Meeting
 from octavo.cost.hardware import SHARED_MEMORY, Device
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.networks import Network
@@ -230,10 +231,16 @@ def sent_bytes(model: RankModel, num_tokens: int, link: Link) -> float:
 
 
 def exchange_of(
-    spec: ModelSpec, tp: int, span: range | None = None, *, has_whole_experts: bool = False
+    spec: ModelSpec,
+    tp: int,
+    span: range | None = None,
+    *,
+    has_whole_experts: bool = False,
+    dp_attention: bool = False,
 ) -> Exchange:
     """Return the exact exchange of ``tp`` ranks of the scheme `gather`, in all layers or in those
-    of ``span``; ``has_whole_experts``: each has some experts (ep = tp), and not a part of all.
+    of ``span``; ``has_whole_experts``: each has some experts (ep = tp), and not a part of all;
+    ``dp_attention``: each attends for requests of its own.
 
     In a pass of T tokens, R rows of which are sampled, all ranks together write
     T x token_values + R x row_values numbers, of 4 bytes, into values that all ranks have: each
@@ -244,7 +251,8 @@ def exchange_of(
 
         attention               heads x value size, hidden size; before these, if queries and keys
                                 are normed over all heads at once, all of both; gates of outputs
-        latent attention        before these, both latent vectors
+        latent attention        before these, both latent vectors; of requests of their own, ranks
+                                exchange the hidden size alone
         recurrence              outputs of all projections, and of all heads
         MLP                     inner size, hidden size
         experts                 their number (router), inner size x experts of a token, hidden size
@@ -254,8 +262,13 @@ def exchange_of(
     said, counted = shares(tp, "gather"), [0, 0]
     layers = spec.layers if span is None else spec.layers[span.start : span.stop]
     for layer in layers:
-        for part in (*layer.mixers, *([] if layer.mlp is None else [layer.mlp])):
-            for meeting in part.meetings(spec.hidden_size):
+        parts = [list(mixer.meetings(spec.hidden_size)) for mixer in layer.mixers]
+        if dp_attention:
+            parts = [[_by_rows(meetings[-1])] for meetings in parts]  # that of the output
+        if layer.mlp is not None:
+            parts.append(list(layer.mlp.meetings(spec.hidden_size)))
+        for meetings in parts:
+            for meeting in meetings:
                 values = [
                     (value.of_whole if is_whole else value.width) * value.times
                     for value in meeting
@@ -267,6 +280,11 @@ def exchange_of(
                 counted[1] += bool(values)
     logits = spec.vocab_size if said.exchanges(spec.vocab_size) else 0
     return Exchange(counted[0], logits, counted[1])
+
+
+def _by_rows(meeting: Meeting) -> Meeting:
+    """Return a meeting in which each rank makes some rows, whole, however narrow they are."""
+    return tuple(value._replace(by_heads=True) for value in meeting)
 
 
 def _gathered(exchange: Exchange, rows: RowCounts, tp: int, link: Link) -> Iterator[Transfer]:
