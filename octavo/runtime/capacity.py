@@ -131,7 +131,8 @@ class Capacity:
     ``ledger``: the uses of a GPU's memory. ``kv_groups``: the model's layer groups that may have
     block tables of their own; None: all layers share one. ``no_sinks``: why requests cannot have
     attention sinks and a window (``core/sink_window.py``); empty if they can. ``state_bytes``: size
-    of the recurrent states of one sequence.
+    of the recurrent states of one sequence. ``num_parts``: ranks that have a part of each layer, of
+    ``kv_bytes_per_token`` each.
     """
 
     device: str
@@ -146,6 +147,7 @@ class Capacity:
     no_sinks: str = ""
     kv_memory_most: int = 0  # its size at most, where a longer context is asked for
     state_bytes: int = 0
+    num_parts: int = 1
 
 
 def capacity_of(
@@ -193,6 +195,7 @@ def capacity_of(
         kv_groups=_groups_of_stages(config, spec.stage) if has_window_tables else None,
         no_sinks=_why_no_sinks(config) if has_sinks else _NO_KERNELS_FOR_SINKS,
         state_bytes=state_bytes,
+        num_parts=part.size,
     )
 
 

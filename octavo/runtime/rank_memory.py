@@ -23,10 +23,11 @@ from typing import Any
 from octavo.kernels.cpu.group import ShmGroup
 from octavo.kernels.cpu.library import Library
 from octavo.kernels.parts import Stage
+from octavo.runtime.host_rows import HostFile
 from octavo.runtime.stage_links import PipelinePlace, ShmLink, StepMessages
 
 # The entries of a ticket that are descriptors, where there are any.
-DESCRIPTORS = ("messages", "group", "incoming", "outgoing")
+DESCRIPTORS = ("messages", "group", "incoming", "outgoing", "host")
 
 
 def descriptors(ticket: dict[str, Any]) -> list[int]:
@@ -43,6 +44,7 @@ class Membership:
         messages: its end of the messages of steps.
         group: the ranks of its stage; None: it is the only one.
         pipeline: None: there is one stage.
+        host: memory for the host KV cache of all ranks; None: each has its own.
     """
 
     rank: int
@@ -50,6 +52,7 @@ class Membership:
     messages: StepMessages
     group: ShmGroup | None
     pipeline: PipelinePlace | None
+    host: HostFile | None = None
 
     @classmethod
     def attach(cls, ticket: dict[str, Any]) -> Membership:
@@ -58,8 +61,9 @@ class Membership:
         place, stage = rank % tp, Stage(pp - 1 - rank // tp, pp)
         more = {"is_crowded": ticket["is_crowded"]}
         messages = ShmGroup.attach(ticket["messages"], rank, tp * pp, **more)
+        host = HostFile(ticket["host"])
         if pp == 1:
-            return cls(rank, tp, messages, messages, None)
+            return cls(rank, tp, messages, messages, None, host)
         group = incoming = outgoing = None
         if ticket["group"] is not None:
             group = ShmGroup.attach(ticket["group"], place, tp, **more)
@@ -68,7 +72,7 @@ class Membership:
         if ticket["outgoing"] is not None:
             outgoing = ShmLink(ShmGroup.attach(ticket["outgoing"], 0, 1 + tp, **more))
         pipeline = PipelinePlace(stage, messages, incoming, outgoing)
-        return cls(rank, tp * pp, messages, group, pipeline)
+        return cls(rank, tp * pp, messages, group, pipeline, host)
 
 
 class RankMemory:
@@ -95,6 +99,7 @@ class RankMemory:
         def create(size: int) -> ShmGroup:
             return ShmGroup.create(size, is_crowded=is_crowded, library=library, **options)
 
+        self.host = HostFile.create()
         self._messages = create(tp * pp)
         self._groups = [create(tp) for _ in range(pp)] if tp > 1 < pp else []
         self._links = [create(1 + tp) for _ in range(pp - 1)]
@@ -107,7 +112,7 @@ class RankMemory:
     def home(self) -> Membership:
         """The membership of rank 0."""
         if self._pp == 1:
-            return Membership(0, self.num_ranks, self._messages, self._messages, None)
+            return Membership(0, self.num_ranks, self._messages, self._messages, None, self.host)
         incoming = ShmGroup.attach(
             *(os.dup(self._links[-1].fd), 1, 1 + self._tp),
             is_crowded=self.is_crowded,
@@ -116,7 +121,7 @@ class RankMemory:
         last = Stage(self._pp - 1, self._pp)
         pipeline = PipelinePlace(last, self._messages, ShmLink(incoming))
         group = self._groups[-1] if self._groups else None
-        return Membership(0, self.num_ranks, self._messages, group, pipeline)
+        return Membership(0, self.num_ranks, self._messages, group, pipeline, self.host)
 
     def ticket(self, rank: int) -> dict[str, Any]:
         """Return what the process of a follower needs to attach: numbers for JSON, among them
@@ -131,7 +136,8 @@ class RankMemory:
             ),
         }
         sizes = {"rank": rank, "tp": self._tp, "pp": self._pp, "is_crowded": self.is_crowded}
-        return {**sizes, **{name: group and group.fd for name, group in chosen.items()}}
+        fds = {name: group and group.fd for name, group in chosen.items()}
+        return {**sizes, **fds, "host": self.host.fd}
 
     def abort(self) -> None:
         """End all waiting, of all ranks, for ever. May be called from any thread."""
@@ -142,3 +148,4 @@ class RankMemory:
         """Leave the memory, as the home rank too. May be repeated."""
         for group in (self._messages, *self._groups, *self._links):
             group.close()
+        self.host.close()

@@ -4,7 +4,6 @@ which a placement starts, over TLS."""
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 
@@ -13,9 +12,9 @@ import pytest
 pytest.importorskip("cryptography", reason="connections between machines need certificates")
 
 from placed_replicas import answer, children_of, play, request, until  # noqa: E402
+from slow_computing import slow_computing  # noqa: E402
 
 from octavo.core.disaggregation import LongerThan  # noqa: E402
-from octavo.cost.this_machine import this_machine  # noqa: E402
 
 PROMPTS = [[number, *range(20, 200)] for number in range(3, 11)]
 ROLES = {
@@ -54,14 +53,7 @@ async def until_linked(engine):
 @pytest.fixture(scope="module", autouse=True)
 def slow_machine(tmp_path_factory):
     """A machine on which computing takes longer than whatever KV takes to come."""
-    home = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OCTAVO_HOME", str(home))
-        this_machine()
-        file = home / "machine.json"
-        known = json.loads(file.read_text())
-        rates = {name: value / 1e5 for name, value in known.items() if name.endswith("_per_s")}
-        file.write_text(json.dumps({**known, **rates}))
+    with slow_computing(tmp_path_factory.mktemp("home")):
         yield
 
 
