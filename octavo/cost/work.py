@@ -279,6 +279,16 @@ def experts_hit(total: int, per_token: int, num_tokens: int) -> float:
     return float(total * (1.0 - (1.0 - per_token / total) ** num_tokens))
 
 
+def ranks_hit(experts: Experts, num_ranks: int) -> float:
+    """Number of ranks that have one of a token's experts, if all are equally likely and ranks have
+    as many each: n (1 - C(E - E/n, k) / C(E, k)), where k experts of E do not repeat."""
+    total, on_rank = experts.total, experts.total / num_ranks
+    missed = math.prod(
+        max(0.0, total - on_rank - chosen) / (total - chosen) for chosen in range(experts.per_token)
+    )
+    return num_ranks * (1.0 - missed)
+
+
 def load_factor(num_ranks: int, num_uses: int) -> float:
     """Uses of experts on the busiest rank, to those of the mean: about the maximum of ``num_ranks``
     Poisson counts, 1 + sqrt(2 ln n / mean), and no more than all of them."""

@@ -23,6 +23,7 @@ from octavo.cost.work import (
     matrix_work,
     passes,
     prompt_attention_work,
+    ranks_hit,
     step_work,
 )
 
@@ -234,6 +235,18 @@ def test_the_busiest_rank():
     assert [load_factor(8, n) * n for n in (1, 2, 5, 100)] == sorted(
         load_factor(8, n) * n for n in (1, 2, 5, 100)
     )
+
+
+@pytest.mark.parametrize(("total", "per_token", "num_ranks"), [(8, 2, 8), (12, 3, 4), (6, 6, 3)])
+def test_ranks_that_have_one_of_a_tokens_experts(total, per_token, num_ranks):
+    """Counted for each choice of experts that there is."""
+    on_rank = total // num_ranks
+    hit = [
+        len({expert // on_rank for expert in chosen})
+        for chosen in itertools.combinations(range(total), per_token)
+    ]
+    found = ranks_hit(Experts(total, per_token, on_rank), num_ranks)
+    assert found == pytest.approx(sum(hit) / len(hit))
 
 
 def test_nothing_is_nothing():

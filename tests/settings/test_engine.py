@@ -78,6 +78,7 @@ def test_what_is_no_size(text):
         ({"enable_expert_parallel": True}, "tensor_parallel_size, which is 1"),
         ({"expert_placement": "p.json", "tensor_parallel_size": 2}, "which is off"),
         ({"save_expert_loads": "l.json", "data_parallel_size": 2}, "2 replicas would write"),
+        ({"save_expert_loads": "l.json", "pipeline_parallel_size": 2}, "last stage's layers alone"),
     ],
 )
 def test_settings_of_experts_that_mean_nothing(settings, said):

@@ -18,12 +18,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import cached_property
 from typing import Any, NamedTuple
 
-from octavo import __version__
+from octavo import __version__, hub
 from octavo.base.errors import ConfigError, EngineError, EngineUnavailableError, OctavoError
 from octavo.cluster.driver_client import DriverClient
 from octavo.cluster.placement import ProcessSpec, count
+from octavo.links.facts import Facts
 from octavo.links.link import Link
 from octavo.links.listener import Listener
 from octavo.links.ticket import Address
@@ -81,6 +83,13 @@ class PlacedLaunchers:
         self._is_closed = False
         self._ahead: dict[int, PlacedLauncher] = {}
         self.slots = Slots()
+
+    @cached_property
+    def model(self) -> Facts:
+        """What this machine has of the model. ModelError if that cannot be read."""
+        from octavo.serving.model_content import fingerprint  # which imports numpy
+
+        return fingerprint(hub.resolve(self.args.model))
 
     def launch_ahead(self) -> None:
         """Begin to start the first engines: they load while the server is being imported."""
@@ -208,6 +217,7 @@ class PlacedEngine:
         transport = LinkTransport(link, protocol())
         clock = {"now": time.monotonic(), "boot": machine.boot_id()}
         start = {"op": "start", "args": self._args, "cpus": [], "clock": clock, **self._kv_links()}
+        start["model"] = self._launchers.model
         transport.write(encode_message(start))
 
     def _kv_links(self) -> Message:
@@ -284,6 +294,7 @@ class PlacedEngine:
         )
         self._driver = placement.driver
         ask("start", name=name, spec=spec.as_json()).result()
+        self._launchers.model  # noqa: B018 - read while the process starts
         return invitation.wait(_CONNECT_SECONDS)
 
 

@@ -61,6 +61,7 @@ from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams, SpeculativeParams
 from octavo.core.sink_window import SinkWindowRules
 from octavo.core.stats import StepStats
+from octavo.core.structured_outputs import StructuredOutputs
 from octavo.server.engine.generation import EngineFacts, GenerationStats
 from octavo.serving.outputs import Delta
 
@@ -196,6 +197,8 @@ def params_to_dict(params: SamplingParams) -> dict[str, Any]:
         values["logit_bias"] = dict(params.logit_bias)
     if isinstance(params.speculative, SpeculativeParams):
         values["speculative"] = asdict(params.speculative)
+    if isinstance(params.structured_outputs, StructuredOutputs):
+        values["structured_outputs"] = params.structured_outputs.to_dict()
     return values
 
 

@@ -26,8 +26,10 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from octavo import hub
 from octavo.base.errors import (
     ENDINGS,
+    ConfigError,
     EngineError,
     OctavoError,
     PeerEndedError,
@@ -206,7 +208,7 @@ class EngineWorker:
 
         meter: StepMeter = RooflineMeter(StepFacts.of_json(facts).step_model())
         probe = self._engine.engine.executor.probe()
-        self._meter.switch_to(CountedExperts(meter, probe) if probe.expert_tokens() else meter)
+        self._meter.switch_to(CountedExperts(meter, probe) if probe.expert_figures() else meter)
 
     def _add(self, message: Message) -> None:
         request_id: str = message["id"]
@@ -214,18 +216,20 @@ class EngineWorker:
         if "kv" in message and self._peers is not None:
             self._expect(message)
         try:
+            params = SamplingParams(**message["params"])
+            bad_words = tuple(map(tuple, message["bad_words"]))
             group = self._engine.add(
                 request_id,
                 None,
                 message["ids"],
-                SamplingParams(**message["params"]),
+                params,
                 priority=message["priority"],
                 cache_salt=message["salt"],
                 tenant=message["tenant"],
                 weight=message["weight"],
                 isolated=message["isolated"],
                 arrival_time=message["arrival"] + self._clock_lead,
-                bad_words_token_ids=tuple(map(tuple, message["bad_words"])),
+                prepared_mask=self._engine.prepare_mask(params, bad_words),
                 resumed=[OutputSoFar(*each) for each in message.get("resumed", ())],
             )
         except ENDINGS:
@@ -445,6 +449,7 @@ def serve(connection: Connection, record: InFlightRecord, own_host: str = "") ->
     threading.Thread(target=_pass_on, args=(messages, made), daemon=True).start()
     links = _transfer_links(start, own_host)
     try:
+        _check_model(start)
         loaded = _load(start["args"], record, meter, links or _transfer_files(start))
     except OctavoError as error:
         send({"ev": "failed", **error_to_message(error)})
@@ -486,6 +491,22 @@ def _pass_on(messages: Iterator[Message], worker: Future[EngineWorker]) -> None:
     for message in messages:
         worker.result().receive(message)
     os._exit(0)  # the server has gone, maybe while the model was still being loaded
+
+
+def _check_model(start: Message) -> None:
+    """Raise ConfigError if this machine has another model than the server, which may be on another
+    machine."""
+    if "model" not in start:
+        return
+    from octavo.links.facts import difference
+    from octavo.serving.model_content import fingerprint
+
+    path = hub.resolve(start["args"]["model"])
+    if (why := difference(fingerprint(path), start["model"])) is not None:
+        raise ConfigError(
+            f"{os.uname().nodename} has another model at {path} than the server: {why}; put the "
+            "server's there"
+        )
 
 
 def _transfer_links(start: Message, own_host: str) -> TransferLinks | None:
@@ -559,7 +580,10 @@ def _facts_of(loaded: LoadedEngine, activations: str) -> EngineFacts:
     """Return the facts about a loaded engine that the server needs."""
     config, info = loaded.config, loaded.info
     probe = loaded.text_engine.engine.executor.probe()
-    model = live_rank_model(loaded.model_config, probe.matrices(), probe.kv_bytes_per_token)
+    spec = loaded.ranks.spec
+    model = live_rank_model(
+        loaded.model_config, probe.matrices(), probe.kv_bytes_per_token, spec.num_ranks
+    )
     return EngineFacts(
         max_model_len=config.scheduler.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,

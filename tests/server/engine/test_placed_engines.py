@@ -13,6 +13,7 @@ from placed_replicas import answer, children_of, play, request, until, until_gon
 from octavo.base.errors import ConfigError, EngineError
 from octavo.server.engine.generation import EngineState
 from octavo.server.engine.placed_engines import PlacedLaunchers, PlacementSettings
+from octavo.serving.model_content import fingerprint
 from octavo.settings.engine import EngineArgs
 
 pytest.importorskip("cryptography")
@@ -104,6 +105,16 @@ def test_added_and_drained(tiny_model):
 def test_a_model_that_is_not_there_is_said(tmp_path):
     with pytest.raises(Exception, match="nothing-here"):
         play(None, tmp_path / "nothing-here")
+
+
+def test_a_machine_with_another_model_is_refused_by_what_differs(tiny_model, monkeypatch):
+    other = {**fingerprint(tiny_model), "digest of the model's weights": "others"}
+    monkeypatch.setattr(PlacedLaunchers, "model", other)
+    with pytest.raises(
+        ConfigError,
+        match=rf"another model at {tiny_model} than the server: digest of .*weights is others",
+    ):
+        play(None, tiny_model)
 
 
 def test_one_gpu_by_number_cannot_be_placed(tiny_model):
