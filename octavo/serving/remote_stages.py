@@ -173,6 +173,12 @@ class RemoteStages(OneRank):
         self._receive()
         rank.followers = self
 
+    def whole_rows(self, rank: Rank) -> Sequence[memoryview]:
+        raise ConfigError(
+            "kv_offload: stages on other machines have their KV there, and a folder here would be "
+            "without it; leave kv_offload out, or give a size of host memory alone (swap_space)"
+        )
+
     def when_one_ends(self, callback: Callable[[PeerEndedError], object]) -> None:
         self._followers.when_one_ends(callback)
         self._stage.when_one_ends(callback)
