@@ -576,6 +576,9 @@ typedef struct oct_expert_places {
   int32_t rank, num_ranks;
   const int32_t* begin; /* [E + 1] */
   const int32_t* ranks;
+  /* NULL, or [num_ranks + 1]: the rows that each rank computes are added, and to the last entry those of
+   * the rank that has most, for which the others wait. */
+  int64_t* rows;
 } oct_expert_places;
 
 /* out = residual + the weighted sum of the outputs of a token's experts for x = rmsnorm(in) * norm, the

@@ -13,6 +13,7 @@ from octavo.core.drafting import DraftProposer
 from octavo.core.engine import Engine
 from octavo.core.executor import Executor
 from octavo.core.prefix_cache import NoPrefixCache, PrefixCache, RadixPrefixCache
+from octavo.core.prompt_chunks import StageSeconds
 from octavo.core.scheduler import Scheduler
 from octavo.core.state_slots import StateSlots
 from octavo.core.step_meter import StepMeter
@@ -32,6 +33,7 @@ def build_engine(
     proposer: DraftProposer | None = None,
     store: BlockStore | None = None,
     meter: StepMeter | None = None,
+    stage_seconds: StageSeconds | None = None,
 ) -> Engine:
     """Make the scheduler, the block manager and the prefix cache, and an engine of them.
 
@@ -40,13 +42,14 @@ def build_engine(
         proposer: makes drafts; None for no speculative decoding.
         store: receives evicted blocks.
         meter: measures the engine's steps.
+        stage_seconds: of chunks of prompts in a stage of a pipeline, by which they are sized.
     """
     block_manager = _blocks(config.cache, executor, store)
     admission = _ADMISSION[config.batching]()
     limits = replace(config.scheduler, runs_ahead=executor.depth > 1)
     share: StepShare = WholeShare()
     if executor.depth > 1 and not executor.feeds_tokens:
-        share = PipelineShare(executor.depth, limits.max_num_batched_tokens)
+        share = PipelineShare(executor.depth, limits.max_num_batched_tokens, stage_seconds)
     scheduler = Scheduler(limits, block_manager, admission, proposer, share)
     return Engine(scheduler, executor, clock, meter)
 

@@ -337,17 +337,9 @@ class Scheduler:
         requests, or leave nothing for the other stages of a pipeline."""
         most_of_prompts = self.pacer.prompt_tokens(num_decoding)
         if self.config.enable_chunked_prefill:
-            most_of_prompts = min(
-                most_of_prompts, self.share.prompt_tokens(self._due_tokens(prompts))
-            )
+            share = self.share.prompt_tokens(prompts, self.waiting.num_tokens)
+            most_of_prompts = min(most_of_prompts, share)
         return int(min(self.config.max_num_batched_tokens, num_decoding + most_of_prompts))
-
-    def _due_tokens(self, prompts: Iterable[Request]) -> Iterator[int]:
-        """Yield the tokens that prompts have yet to compute, and then those of waiting requests."""
-        for request in prompts:
-            yield request.num_uncomputed_tokens
-        for request in self.waiting.in_order():
-            yield len(request.token_ids)
 
     def _ready(self) -> tuple[Sequence[Request], Sequence[Request]]:
         """Return the running requests that a step takes: its share of those that need a single

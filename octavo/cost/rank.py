@@ -44,7 +44,9 @@ def rank_model(
         _model_of(spec, precision, parallel, stage_layers(spec, parallel, stage), exchange, True)
         for stage in range(parallel.pp)
     )
-    return max(models, key=lambda model: model.weights_bytes)
+    longest = max(models, key=lambda model: model.weights_bytes)
+    sent_rows = sum(_rows_after(spec, parallel, stage) for stage in range(parallel.pp))
+    return replace(longest, sent_rows=sent_rows)
 
 
 @lru_cache(maxsize=64)
@@ -58,10 +60,20 @@ def stage_models(
     check_layout(spec, parallel)
     alone, last = replace(parallel, pp=1), parallel.pp - 1
     return tuple(
-        _model_of(spec, precision, alone, span, _exchange(spec, parallel, span), stage == last)
+        replace(
+            _model_of(spec, precision, alone, span, _exchange(spec, parallel, span), stage == last),
+            sent_rows=_rows_after(spec, parallel, stage),
+        )
         for stage in range(parallel.pp)
         for span in [stage_layers(spec, parallel, stage)]
     )
+
+
+def _rows_after(spec: ModelSpec, parallel: Parallel, stage: int) -> int:
+    """Rows that a stage sends on; the last one sends none."""
+    if stage == parallel.pp - 1:
+        return 0
+    return spec.layers[stage_layers(spec, parallel, stage).stop - 1].rows_after
 
 
 def check_layout(spec: ModelSpec, parallel: Parallel) -> None:

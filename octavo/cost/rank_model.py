@@ -123,6 +123,8 @@ class RankModel:
         activation_bytes: of one number between matrix products.
         num_moe_layers: on this rank, whose rows are sent to experts elsewhere and back.
         exchange: between ranks on processors; None where they add up results, or there is one.
+        sent_rows: rows of the hidden size that stages send to the next ones for a token, all stages
+            together; of one stage, those of that one.
     """
 
     matrices: tuple[MatrixOp, ...]
@@ -134,6 +136,7 @@ class RankModel:
     num_moe_layers: int = 0
     parallel: Parallel = Parallel()
     exchange: Exchange | None = None
+    sent_rows: int = 0
 
     @property
     def weights_bytes(self) -> float:

@@ -215,6 +215,11 @@ class StepModel:
             total += op.stages * op.seconds(op.work(rows))
         return total + sum(each.seconds for each in self._transfers(rows))
 
+    def chunk_seconds(self, num_tokens: int) -> float:
+        """Cost of a pass of so many prompt tokens, of which none is sampled after, but for
+        attention: that takes as long for all chunks of a prompt together however it is cut."""
+        return self.pass_seconds(RowCounts(num_tokens, 0, []))
+
     def _seconds_of_products(self, num_tokens: int, num_sampled: int) -> float:
         rows = RowCounts(num_tokens, num_sampled, [])
         return sum([op.stages * op.seconds(op.work(rows)) for op in self._products], 0.0)

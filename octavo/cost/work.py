@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
 from typing import NamedTuple, Protocol
 
 from octavo.cost.rank_model import AttentionOp, Experts, MatrixOp, RankModel
@@ -274,17 +276,18 @@ def matrix_work(matrix: MatrixOp, rows: RowCounts, model: RankModel) -> Resource
 def _experts_work(
     matrix: MatrixOp, experts: Experts, num_rows: int, model: RankModel
 ) -> ResourceUse:
-    """Count experts on the rank that most rows go to, for which all others wait."""
+    """Count experts on the rank that most rows go to, and most experts are used of, for which all
+    others wait."""
     parallel = model.parallel
     num_tokens = num_rows * max(1, parallel.ep // parallel.tp)  # of all who share the experts
     uses = num_tokens * experts.per_token
-    here = uses * experts.on_rank / experts.total
-    if parallel.ep > 1:
-        here *= load_factor(parallel.ep, uses)
-    hit = experts_hit(experts.total, experts.per_token, num_tokens) / experts.total
+    hit = experts_hit(experts.total, experts.per_token, num_tokens)
+    share = experts.on_rank / experts.total
+    here = busiest(uses * share, parallel.ep, uses)
+    read = busiest(hit * share, parallel.ep, min(experts.on_rank, hit), 1.0 - hit / experts.total)
     activations = here * (matrix.inputs + matrix.outputs) * model.activation_bytes
     return ResourceUse(
-        matrix.count * (matrix.num_bytes * hit + activations),
+        matrix.count * (matrix.num_bytes * read / experts.on_rank + activations),
         2.0 * matrix.count * matrix.num_params / experts.on_rank * here,
     )
 
@@ -295,8 +298,28 @@ def experts_hit(total: int, per_token: int, num_tokens: int) -> float:
     return float(total * (1.0 - (1.0 - per_token / total) ** num_tokens))
 
 
-def load_factor(num_ranks: int, num_uses: int) -> float:
-    """Uses of experts on the busiest rank, to those of the mean: about the maximum of ``num_ranks``
-    Poisson counts, 1 + sqrt(2 ln n / mean), and no more than all of them."""
-    mean = num_uses / num_ranks
-    return min(float(num_ranks), 1.0 + math.sqrt(2.0 * math.log(num_ranks) / mean))
+def ranks_hit(experts: Experts, num_ranks: int) -> float:
+    """Number of ranks that have one of a token's experts, if all are equally likely and ranks have
+    as many each: n (1 - C(E - E/n, k) / C(E, k)), where k experts of E do not repeat."""
+    total, on_rank = experts.total, experts.total / num_ranks
+    missed = math.prod(
+        max(0.0, total - on_rank - chosen) / (total - chosen) for chosen in range(experts.per_token)
+    )
+    return num_ranks * (1.0 - missed)
+
+
+def busiest(mean: float, num_ranks: int, most: float, left: float = 1.0) -> float:
+    """What the busiest of some ranks gets on average, where each thing goes to one by chance and
+    ``mean`` to each: about the largest of so many normal numbers, and 1 to ``most``.
+
+    ``left``: share of all things that are left, where none is taken twice; it keeps ranks alike.
+    """
+    deviation = math.sqrt(mean * (1.0 - 1.0 / num_ranks) * left)
+    return min(most, max(1.0, mean + busiest_deviations(num_ranks) * deviation))
+
+
+@lru_cache(maxsize=64)
+def busiest_deviations(num_ranks: int) -> float:
+    """Standard deviations by which the largest of so many normal numbers is above their mean, on
+    average (Blom, Statistical Estimates and Transformed Beta-Variables, 1958)."""
+    return NormalDist().inv_cdf((num_ranks - 0.375) / (num_ranks + 0.25))

@@ -106,9 +106,7 @@ def _replica(deployment: Deployment, config: EngineConfig) -> ReplicaSpec:
     pipeline = deployment.pipeline
     if pipeline is None:
         return ReplicaSpec(config, deployment.steps.seconds)
-    return ReplicaSpec(
-        config, pipeline.seconds, depth=deployment.parallel.pp, stage_cost=pipeline.times
-    )
+    return ReplicaSpec.of_pipeline(config, pipeline)
 
 
 def _ask(number: int, traffic: Traffic) -> PromptSpec:

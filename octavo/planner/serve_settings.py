@@ -153,7 +153,7 @@ def _check_server_takes(settings: list[Setting]) -> None:
     from octavo.settings.engine import EngineArgs  # it takes a while to import
 
     values = {each.name: each.value for each in settings}
-    EngineArgs.from_kwargs(values.pop("model"), **values)
+    EngineArgs.from_kwargs(values.pop("model"), **values).check_server()
 
 
 # -- the settings ---------------------------------------------------------------------------------

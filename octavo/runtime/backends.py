@@ -32,10 +32,11 @@ from octavo.kernels.cpu.layout import (
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import Progress
 from octavo.kernels.fused_ops import CannotFuse
+from octavo.kernels.parts import Stage
 from octavo.kernels.stages import StageOps
 from octavo.models.config import KVSpec, ModelConfig
 from octavo.models.footprint import kv_layers_of
-from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
+from octavo.runtime.capacity import RankLimits, RankSpec, StageLayers, kv_dtype_of
 from octavo.runtime.forward import Forward
 from octavo.runtime.memory_ledger import MemoryLine, scratch_line
 from octavo.runtime.native_forward import NativeForward
@@ -266,6 +267,11 @@ class NativeBackend:
     def shared(self) -> tuple[NativeModel, Library, Pool]:
         """The packed model, the library and the thread pool, for draft heads that share them."""
         return self._model, self._library, self.pool
+
+    def layers_of(self, stage: Stage) -> StageLayers:
+        """Return the layers with KV, and with states, of any stage of the model."""
+        ops = self._model.plan.stage(stage)
+        return StageLayers(ops.kv_layers, ops.state_layers)
 
     def planned_memory(self) -> Sequence[MemoryLine]:
         copies = (

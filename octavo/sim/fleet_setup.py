@@ -173,10 +173,7 @@ def _replica(
         placement.profile.name,
         eager=is_eager,
     )
-    # Stages work on a batch each.
-    return ReplicaSpec(
-        config, pipeline.seconds, depth=placement.parallel.pp, stage_cost=pipeline.times
-    )
+    return ReplicaSpec.of_pipeline(config, pipeline)
 
 
 def _step_model(

@@ -331,7 +331,7 @@ class Expert(Structure):
 class ExpertPlaces(Structure):
     _fields_ = _fields(
         (c_int32, "rank num_ranks"),
-        (c_void_p, "begin ranks"),
+        (c_void_p, "begin ranks rows"),
     )
 
 
