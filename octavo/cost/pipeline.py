@@ -32,7 +32,7 @@ class StageTimes(NamedTuple):
 
     Args:
         stages: that each stage computes, in their order.
-        send: from a stage to the next one; stages compute meanwhile.
+        send: from a stage to the next one, on the mean; stages compute meanwhile.
         overhead: before the step and after it, outside of the stages: scheduling, sampling.
     """
 
@@ -130,8 +130,9 @@ class Pipeline:
         link = self.whole.link
         if link is None:
             return 0.0
-        num_bytes = sent_bytes(self.stages[0].model, num_tokens, link)
-        return point_to_point(num_bytes, link, self.parallel.tp * self.parallel.pp)
+        sent = sum(sent_bytes(stage.model, num_tokens, link) for stage in self.stages)
+        hops = len(self.stages) - 1
+        return point_to_point(sent / hops, link, self.parallel.tp * self.parallel.pp)
 
 
 class PipelineClock:

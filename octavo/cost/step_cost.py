@@ -132,9 +132,11 @@ class StepModel:
         self.model, self.device, self.efficiency = model, device, efficiency
         self._measured = measured
         self._ops = tuple(priced_ops(model, device, efficiency))
-        products = len(model.matrices)
-        self._products, self._others = self._ops[:products], self._ops[products:]
-        # What products of matrices take depends on two numbers, which come again and again.
+        alike = [matrix.num_sharing == 1 for matrix in model.matrices]
+        alike += [False] * (len(self._ops) - len(alike))
+        self._products = [op for op, is_alike in zip(self._ops, alike, strict=True) if is_alike]
+        self._others = [op for op, is_alike in zip(self._ops, alike, strict=True) if not is_alike]
+        # What products of all rows take depends on two numbers, which come again and again.
         self._product_seconds = lru_cache(maxsize=4096)(self._seconds_of_products)
 
     @classmethod

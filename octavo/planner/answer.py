@@ -52,6 +52,7 @@ class Question:
         hardware_file: devices of one's own, beside those of the table.
         tp, pp, ep, dp: the layout; where none is given, the best one over all of the devices is
             taken; a tp of "auto" is one rank for each processor, or NUMA node of this machine.
+        dp_attention: the tp devices attend for requests of their own; where a layout is given.
         slo: see `octavo.planner.slo.parse_slo`.
         engine: whose rules of memory and overheads hold; see `octavo.cost.engine_profile`.
         limits: of the engine.
@@ -70,6 +71,7 @@ class Question:
     pp: int | None = None
     ep: int | None = None
     dp: int | None = None
+    dp_attention: bool = False
     dtype: str | None = None
     quantization: str | None = None
     kv_cache_dtype: str | None = None
@@ -85,8 +87,11 @@ class Question:
         """The layout that was given; None where it is to be chosen."""
         degrees = (self.tp if isinstance(self.tp, int) else None, self.pp, self.ep, self.dp)
         if all(degree is None for degree in degrees):
+            if self.dp_attention:
+                raise ConfigError("dp_attention is of devices that share each layer: give tp")
             return None
-        return Parallel(*(1 if degree is None else degree for degree in degrees))
+        given = (1 if degree is None else degree for degree in degrees)
+        return Parallel(*given, dp_attention=self.dp_attention)
 
     @property
     def spec(self) -> ModelSpec:

@@ -199,6 +199,9 @@ def _layout(deployment: Deployment) -> Iterator[Setting]:
     if parallel.ep > 1:
         why = f"each of the {parallel.ep} ranks has whole experts"
         yield Setting("enable_expert_parallel", True, why)
+    if parallel.dp_attention:
+        why = f"each of the {parallel.tp} ranks has requests of its own, with their KV"
+        yield Setting("enable_dp_attention", True, why)
 
 
 def _why(count: int, several: str, one: str) -> str:
@@ -259,5 +262,6 @@ def _longest(plan: Plan) -> Setting:
         asked = plan.question.limits.max_model_len is not None
         why = "as it was asked for" if asked else "all that the model has, which fits"
         return Setting("max_model_len", longest, why)
-    why = f"{longest:,} tokens do not fit: the longest that do, which is about {memory.kv_tokens:,}"
+    fitting = f"{memory.longest_sequence:,}"
+    why = f"{longest:,} tokens do not fit: the longest that do, which is about {fitting}"
     return Setting("max_model_len", "auto", why)

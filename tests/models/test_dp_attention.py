@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
+from dataclasses import replace
 
 import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.base.errors import ConfigError, EngineError
+from octavo.core.request import Request
 from octavo.kernels.cpu import library
+from octavo.serving.load import load_engine
+from octavo.settings.engine import EngineArgs
+from octavo.sim.agenda import Agenda
+from octavo.sim.replica import Replica, ReplicaSpec
 
 pytestmark = [
     pytest.mark.skipif(not library.runnable(), reason="no native library was built"),
@@ -67,6 +74,60 @@ def test_a_draft_model_has_kv_of_the_requests_of_all_ranks(tiny_hf):
         drafted = answers(llm)
         assert engine_of(llm).stats().num_drafts > 0
     assert [tokens for tokens, _ in drafted] == [tokens for tokens, _ in expected]
+
+
+class Unheard:
+    """A ``ReplicaListener`` for whom only steps count."""
+
+    def received(self, request, token_ids, now) -> None: ...
+    def ended(self, request, now) -> None: ...
+    def refused(self, request, error) -> None:
+        raise error
+
+
+def shape_of(step) -> list[tuple[str, int, int, int]]:
+    return [(i.request.request_id, i.start, i.num_tokens, i.request.pool) for i in step.batch.items]
+
+
+def test_a_live_engine_takes_the_steps_of_a_simulated_one(tiny_hf):
+    """Prompts in chunks, prefixes that are found, samples, and pools that overflow."""
+
+    def requests() -> list[Request]:
+        rng = random.Random(3)
+        found: list[Request] = []
+        for i in range(30):
+            prompt = [*range(20, 20 + rng.choice([0, 32])), *(rng.randrange(9, 90) for _ in "abc")]
+            params = SamplingParams(max_tokens=1 + 2 * i, ignore_eos=True)
+            found.append(Request(f"{i}", prompt, params, 0.0, seed=i))
+            if i % 7 == 3:
+                found.append(Request(f"{i}b", prompt, params, 0.0, fork_of=found[-1]))
+        return found
+
+    sizes = {"max_num_seqs": 12, "max_num_batched_tokens": 24, "num_blocks": 8}
+    loaded = load_engine(EngineArgs(str(tiny_hf("deepseek-v2")), **sizes, **TWO_RANKS))
+    engine, live = loaded.text_engine.engine, []
+    engine.scheduler.lookahead.max_multi_steps = 1  # else the clock says how many
+    config = replace(loaded.config, scheduler=replace(loaded.config.scheduler, max_multi_steps=1))
+    try:
+        for request in requests():
+            engine.add(request)
+        while (step := engine.step()) is not None:
+            live.append(shape_of(step))
+        assert engine.stats().num_preemptions > 0
+        assert engine.stats().prefix_tokens_hit > 0
+    finally:
+        engine.close()
+    agenda, simulated = Agenda(), []
+    replica = Replica(
+        *("one", ReplicaSpec(config, lambda batch: 0.01), agenda, Unheard()),
+        watch=lambda times: simulated.append(shape_of(times.step)),
+    )
+    for request in requests():
+        replica.add(request)
+    replica.begin()
+    agenda.run(replica.begin)
+    assert live == simulated
+    assert {pool for step in live for *_, pool in step} == {0, 1}
 
 
 def test_the_end_of_a_rank_is_the_end_of_the_engine(tiny_hf):
