@@ -55,12 +55,16 @@ def whole_experts(verdict: Verdict) -> WholeExperts | None:
     streams = max(1, round(under_way / deployment.num_groups))
     span = Span(verdict.traffic.input_len, 1)
     try:
-        layouts = [replace(deployment, parallel=replace(parallel, ep=ep)) for ep in (1, num_ranks)]
-        seconds = {
-            count: [each.step_time([span] * count).value for each in layouts]
-            for count in (*_STREAMS, streams)
-        }
+        without, whole = (
+            {
+                count: layout.step_time([span] * count).value
+                for layout in [replace(deployment, parallel=replace(parallel, ep=ep))]
+                for count in (*_STREAMS, streams)
+            }
+            for ep in (1, num_ranks)
+        )
     except ConfigError:
         return None
-    ahead = (count for count in _STREAMS if seconds[count][1] < _SHORTER * seconds[count][0])
-    return WholeExperts(streams, *seconds[streams], parallel.dp > 1, next(ahead, None))
+    ahead = (count for count in _STREAMS if whole[count] < _SHORTER * without[count])
+    is_copied = parallel.dp > 1
+    return WholeExperts(streams, without[streams], whole[streams], is_copied, next(ahead, None))
