@@ -624,6 +624,7 @@ int32_t oct_experts(oct_pool* pool, const oct_experts_args* args, int32_t rows);
 typedef struct oct_node {
   int32_t op;
   int32_t meets; /* whether all ranks of the group meet before the next op */
+  int32_t own_rows; /* LINEAR and LATENT: of the rank's own sequences alone (oct_batch), maybe none */
   const void* args;
 } oct_node;
 
@@ -673,6 +674,9 @@ typedef struct oct_batch {
   int32_t* status;           /* [N, num_out] */
   uint8_t* row_finite;       /* [N, T] */
   const uint8_t* needs_logits; /* [num_out]: which rows need more than their maximum; without samples */
+  /* The rank's own sequences, for nodes with own_rows: they are next to each other. Blocks of others are
+   * not looked at. */
+  int32_t first_own_seq, num_own_seqs;
 } oct_batch;
 
 /* Set, for each row of the head, whether its logits are needed, and not their maximum alone: 0 or 1. */

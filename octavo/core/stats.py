@@ -178,13 +178,14 @@ class StepStats:
     kv_transfer_misses_unreachable: int | None = None
     # Figures of a meter (core/step_meter.py), None without one. Of this step: the share of its time
     # that the device needs for it at least, and how long its bytes, and its operations, take at
-    # the device's peaks. The others are totals: that least time, the predicted time, and the
-    # number of steps by what bound them.
+    # the device's peaks. The others are totals: that least time, the predicted time, the measured
+    # one (of a pipeline, that of a stage), and the number of steps by what bound them.
     roofline_share: float | None = None
     memory_seconds: float | None = None
     compute_seconds: float | None = None
     floor_seconds: float | None = None
     predicted_seconds: float | None = None
+    measured_seconds: float | None = None
     num_memory_bound: int | None = None
     num_compute_bound: int | None = None
     num_overhead_bound: int | None = None

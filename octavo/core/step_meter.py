@@ -18,8 +18,8 @@ class StepMeter(Protocol):
     """Measures every step that an engine has run; by default, nothing is measured."""
 
     def measure(self, batch: Batch, num_multi_steps: int, seconds: float) -> None:
-        """Take in a step of so many seconds, in which a request that was alone decoded
-        ``num_multi_steps`` tokens (else 1)."""
+        """Take in a step of so many seconds (in a pipeline, of one stage), in which a request that
+        was alone decoded ``num_multi_steps`` tokens (else 1)."""
         return None
 
     @property

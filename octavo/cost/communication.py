@@ -18,9 +18,9 @@ compute one half of a batch while they send the other (vLLM's ``enable_dbo``, SG
 ``enable_two_batch_overlap``), and do not unless told to.
 
 A stage of a pipeline sends the hidden states of a step to the next one: as wide as activations on
-GPUs, and as 32-bit floats on processors, which keep all their bits. That is one row a token; what a
-last layer's norm, or experts with shared ones, would add to it goes as a second row in an engine on
-processors, and is not counted.
+GPUs, and as 32-bit floats on processors, which keep all their bits. That is one row a token, or two
+where its last layer norms what its MLP gives, or has experts beside shared ones
+(``LayerSpec.rows_after``).
 
 Ranks on processors (scheme `gather`) send nothing: each writes its part of a value into memory that
 all have, they meet, and each reads what the others wrote. That is an all-gather whose S is what all
@@ -34,6 +34,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from octavo.base.errors import ConfigError
+from octavo.cost.exchange import Meeting
 from octavo.cost.hardware import SHARED_MEMORY, Device
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.networks import Network
@@ -218,21 +219,28 @@ def transfers(model: RankModel, rows: RowCounts, link: Link) -> list[Transfer]:
         said += _of_experts(model, rows, link)
     if parallel.pp > 1:
         hops, sent = parallel.pp - 1, sent_bytes(model, rows.num_tokens, link)
-        seconds = hops * point_to_point(sent, link, parallel.tp * parallel.pp)
-        said.append(Transfer("stages.send", hops, hops * sent, seconds))
+        seconds = hops * point_to_point(sent / hops, link, parallel.tp * parallel.pp)
+        said.append(Transfer("stages.send", hops, sent, seconds))
     return said
 
 
 def sent_bytes(model: RankModel, num_tokens: int, link: Link) -> float:
-    """Bytes that one stage of a pipeline sends to the next in a pass of so many tokens."""
-    return num_tokens * model.hidden_size * (link.hidden_bytes or model.activation_bytes)
+    """Bytes that a stage of a pipeline, or all of them, send on in a pass of so many tokens."""
+    row_bytes = model.hidden_size * (link.hidden_bytes or model.activation_bytes)
+    return num_tokens * model.sent_rows * row_bytes
 
 
 def exchange_of(
-    spec: ModelSpec, tp: int, span: range | None = None, *, has_whole_experts: bool = False
+    spec: ModelSpec,
+    tp: int,
+    span: range | None = None,
+    *,
+    has_whole_experts: bool = False,
+    dp_attention: bool = False,
 ) -> Exchange:
     """Return the exact exchange of ``tp`` ranks of the scheme `gather`, in all layers or in those
-    of ``span``; ``has_whole_experts``: each has some experts (ep = tp), and not a part of all.
+    of ``span``; ``has_whole_experts``: each has some experts (ep = tp), and not a part of all;
+    ``dp_attention``: each attends for requests of its own.
 
     In a pass of T tokens, R rows of which are sampled, all ranks together write
     T x token_values + R x row_values numbers, of 4 bytes, into values that all ranks have: each
@@ -243,7 +251,8 @@ def exchange_of(
 
         attention               heads x value size, hidden size; before these, if queries and keys
                                 are normed over all heads at once, all of both; gates of outputs
-        latent attention        before these, both latent vectors
+        latent attention        before these, both latent vectors; of requests of their own, ranks
+                                exchange the hidden size alone
         recurrence              outputs of all projections, and of all heads
         MLP                     inner size, hidden size
         experts                 their number (router), inner size x experts of a token, hidden size
@@ -253,8 +262,13 @@ def exchange_of(
     said, counted = shares(tp, "gather"), [0, 0]
     layers = spec.layers if span is None else spec.layers[span.start : span.stop]
     for layer in layers:
-        for part in (*layer.mixers, *([] if layer.mlp is None else [layer.mlp])):
-            for meeting in part.meetings(spec.hidden_size):
+        parts = [list(mixer.meetings(spec.hidden_size)) for mixer in layer.mixers]
+        if dp_attention:
+            parts = [[_by_rows(meetings[-1])] for meetings in parts]  # that of the output
+        if layer.mlp is not None:
+            parts.append(list(layer.mlp.meetings(spec.hidden_size)))
+        for meetings in parts:
+            for meeting in meetings:
                 values = [
                     (value.of_whole if is_whole else value.width) * value.times
                     for value in meeting
@@ -266,6 +280,11 @@ def exchange_of(
                 counted[1] += bool(values)
     logits = spec.vocab_size if said.exchanges(spec.vocab_size) else 0
     return Exchange(counted[0], logits, counted[1])
+
+
+def _by_rows(meeting: Meeting) -> Meeting:
+    """Return a meeting in which each rank makes some rows, whole, however narrow they are."""
+    return tuple(value._replace(by_heads=True) for value in meeting)
 
 
 def _gathered(exchange: Exchange, rows: RowCounts, tp: int, link: Link) -> Iterator[Transfer]:

@@ -139,6 +139,19 @@ class RowCounts:
     def num_seqs(self) -> int:
         return len(self.singles) + len(self.drafts) + len(self.prompts)
 
+    def on_busiest(self, num_ranks: int) -> RowCounts:
+        """Return the rows of the rank that has most, where ranks share out requests evenly: each
+        gets one after the other, those first that see most."""
+        if num_ranks == 1:
+            return self
+        singles = sorted(self.singles, reverse=True)[::num_ranks]
+        drafts, prompts = (
+            sorted(spans, key=sum, reverse=True)[::num_ranks]
+            for spans in (self.drafts, self.prompts)
+        )
+        num_tokens = len(singles) + sum(count for _, count in (*drafts, *prompts))
+        return RowCounts(num_tokens, min(self.num_sampled, num_tokens), singles, drafts, prompts)
+
 
 def passes(
     chunks: Iterable[Chunk], num_multi_steps: int = 1, shared_keys: int = 0
@@ -189,6 +202,7 @@ class SeenTokens(NamedTuple):
 
 def decode_attention_work(op: AttentionOp, rows: RowCounts) -> ResourceUse:
     """Attention of sequences that decode a token, or verify several."""
+    rows = rows.on_busiest(op.num_sharing)
     keys, scores = seen_by_singles(rows.singles, op.reach)
     if rows.drafts:
         more = seen_by_spans(rows.drafts, op.reach)
@@ -201,6 +215,7 @@ def decode_attention_work(op: AttentionOp, rows: RowCounts) -> ResourceUse:
 
 def prompt_attention_work(op: AttentionOp, rows: RowCounts) -> ResourceUse:
     """Attention of pieces of prompts."""
+    rows = rows.on_busiest(op.num_sharing)
     if not rows.prompts:
         return NOTHING
     keys, scores = seen_by_spans(rows.prompts, op.reach)
@@ -245,6 +260,7 @@ def _causal_scores(num_tokens: int, window: int | None) -> int:
 
 def matrix_work(matrix: MatrixOp, rows: RowCounts, model: RankModel) -> ResourceUse:
     """Count a product in all of its layers."""
+    rows = rows.on_busiest(matrix.num_sharing)
     num_rows = rows.num_sampled if matrix.sampled_only else rows.num_tokens
     if not num_rows:
         return NOTHING

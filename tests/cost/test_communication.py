@@ -92,9 +92,20 @@ def test_nothing_is_gathered_where_nothing_is_sampled():
 
 def test_stages_send_on():
     (rows,) = passes([Span(0, 100)])
-    (sent,) = transfers(llama3_70b(parallel=Parallel(pp=4)), rows, LINK)
-    assert (sent.name, sent.count) == ("stages.send", 3)
+    (sent,) = transfers(llama3_70b(parallel=Parallel(pp=4), sent_rows=3), rows, LINK)
+    assert (sent.name, sent.count, sent.num_bytes) == ("stages.send", 3, 3 * 100 * 8192 * 2)
     assert sent.seconds == pytest.approx(3 * point_to_point(100 * 8192 * 2, LINK))
+
+
+@pytest.mark.parametrize(
+    "name, rows",
+    [("llama-3.1-8b", 3), ("gemma-2-9b", 6), ("mixtral-8x7b", 3), ("deepseek-v3", 6)],
+)
+def test_two_rows_go_on_where_the_next_stage_norms_or_adds(name, rows):
+    """Those that `tests/kernels/test_stages.py` finds between stages."""
+    spec = spec_of(name)
+    assert rank_model(spec, precision_of(spec), Parallel(pp=4)).sent_rows == rows
+    assert rank_model(spec, precision_of(spec), Parallel()).sent_rows == 0
 
 
 def test_a_pipeline_of_groups_sums_in_all_layers():

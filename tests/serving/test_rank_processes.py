@@ -99,6 +99,16 @@ def test_the_end_of_a_follower_is_the_end_of_the_engine(tiny_model):
             answers(llm)
 
 
+def test_a_follower_that_is_stopped_while_it_starts_ends_the_start(tiny_model, monkeypatch):
+    support = Path(__file__).resolve().parent.parent / "support"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(support), *filter(None, sys.path)]))
+    monkeypatch.setattr(rank_group, "_FOLLOWER", "stopped_follower")
+    with pytest.raises(ConfigError, match="rank 1 of 2 was ended, as it had done nothing for 1 s"):
+        LLM(str(tiny_model), tensor_parallel_size=2, start_timeout=1.0, **SETTINGS)
+    for pid in followers_of(os.getpid()):
+        wait_until_gone(pid)
+
+
 def test_a_layout_that_cannot_be_is_refused_before_anything_is_started(tiny_model, monkeypatch):
     monkeypatch.setattr("octavo.serving.rank_group.Followers", None)
     with pytest.raises(ConfigError, match="64 ranks .* the nearest is"):

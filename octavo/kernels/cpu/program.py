@@ -224,7 +224,8 @@ class Program:
         self._kept += [arguments for _, arguments in made]
         for index, (code, arguments) in enumerate(made, 1):
             meets = index == len(made) and self._division.meets(op)
-            yield abi.Node(code, meets, ctypes.addressof(arguments))
+            own_rows = self._division.has_own_rows(op)
+            yield abi.Node(code, meets, own_rows, ctypes.addressof(arguments))
 
     def _arguments(self, op: FusedOp) -> Iterator[tuple[int, ctypes.Structure]]:
         match op:
