@@ -53,6 +53,7 @@ NOT_RUN = {
 LONG = (
     *("calibrate", "validate", "tune", "train-draft", "bench ablation", "bench spec", "serve"),
     *("bench startup", "quantize --report", "quantize --compare", "advise --measure"),
+    *("page", "plan any"),  # tests/page/test_static_folder.py, and `plan` of fewer devices
 )
 UNHAPPY = {"plan": {0, 2}}  # a plan that cannot be is no error, and says so by 2
 

@@ -350,10 +350,12 @@ SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
 ENDS = [(*each, signum) for each in RANKS for signum in SIGNALS]
 
 
-@pytest.mark.parametrize(("tp", "pp", "who", "signum"), ENDS)
-def test_an_end_at_an_exchange_is_the_end_of_all(tiny_model, tp, pp, who, signum):
-    for exchanges in (1, 57):
-        check_an_end_after(exchanges, tiny_model, who, signum, tp, pp)
+@pytest.mark.thinned(1)
+@pytest.mark.parametrize("exchanges", [1, 57])
+@pytest.mark.parametrize("end", ENDS)
+def test_an_end_at_an_exchange_is_the_end_of_all(tiny_model, end, exchanges):
+    tp, pp, who, signum = end
+    check_an_end_after(exchanges, tiny_model, who, signum, tp, pp)
 
 
 @pytest.mark.long
