@@ -186,6 +186,7 @@ def test_real_models(request, fixture):
             assert greedy(llm) == expected
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("setting", ["tensor_parallel_size", "pipeline_parallel_size"])
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 def test_drafts(tiny_model, alone, method, setting):
