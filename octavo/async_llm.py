@@ -24,7 +24,7 @@ from octavo.serving.load import load_engine
 from octavo.serving.loop import EngineLoop
 from octavo.serving.output_builder import OutputBuilder
 from octavo.serving.outputs import Delta, RequestOutput
-from octavo.serving.text_engine import Prompt, SampleGroup, cache_salt_of
+from octavo.serving.text_engine import PreparedMask, Prompt, SampleGroup, cache_salt_of
 from octavo.settings.engine import EngineArgs
 
 _log = logging.getLogger("octavo")
@@ -230,9 +230,9 @@ class AsyncLLM:
             if self._closed:  # checked only now: closing it fails the mailboxes that are registered
                 raise EngineError("the engine was shut down")
             # Tokenizing a long prompt takes its time: not on the event loop, nor between steps.
-            text, ids, bad_words = await asyncio.to_thread(self._encode, tokenize, params)
+            text, ids, mask = await asyncio.to_thread(self._encode, tokenize, params)
             self._engine_loop.tell(
-                lambda: self._add(mailbox, text, ids, bad_words, params, priority, cache_salt)
+                lambda: self._add(mailbox, text, ids, mask, params, priority, cache_salt)
             )
             deltas = await mailbox.read()
             assert mailbox.group is not None  # it was added before its first delta came
@@ -264,11 +264,10 @@ class AsyncLLM:
 
     def _encode(
         self, tokenize: Callable[[], tuple[str | None, list[int]]], params: SamplingParams
-    ) -> tuple[str | None, list[int], Sequence[Sequence[int]]]:
-        """Tokenize the prompt and the bad words; in a thread of its own."""
+    ) -> tuple[str | None, list[int], PreparedMask]:
+        """Tokenize the prompt, and make the mask; in a thread of its own."""
         try:
-            bad_words = self._text_engine.tokenizer.encode_words(params.bad_words)
-            return *tokenize(), bad_words
+            return *tokenize(), self._text_engine.prepare_mask(params)
         except (OctavoError, *ENDINGS):
             raise
         except BaseException as error:
@@ -292,7 +291,7 @@ class AsyncLLM:
         mailbox: _AsyncOutputQueue,
         text: str | None,
         ids: list[int],
-        bad_words: Sequence[Sequence[int]],
+        mask: PreparedMask,
         params: SamplingParams,
         priority: int,
         cache_salt: str,
@@ -305,7 +304,7 @@ class AsyncLLM:
                 params,
                 priority=priority,
                 cache_salt=cache_salt,
-                bad_words_token_ids=bad_words,
+                prepared_mask=mask,
             )
         except BaseException as error:
             mailbox.fail(error)

@@ -25,7 +25,7 @@ from octavo.serving.output_queue import AnswerStream, OutputQueue
 from octavo.serving.outputs import CompletionOutput, Delta, RequestOutput
 from octavo.serving.progress import Bar, UseTqdm, open_bar
 from octavo.serving.shared_loop import SharedEngineLoop
-from octavo.serving.text_engine import Prompt, SampleGroup, cache_salt_of
+from octavo.serving.text_engine import PreparedMask, Prompt, SampleGroup, cache_salt_of
 from octavo.settings.engine import EngineArgs, EngineConfig
 
 if TYPE_CHECKING:
@@ -302,9 +302,7 @@ class LLM:
     def _pending_prompt(
         self, request_id: str, prompt: _Prompt, params: SamplingParams
     ) -> _PendingPrompt:
-        return _PendingPrompt(
-            request_id, prompt, params, self.get_tokenizer().encode_words(params.bad_words)
-        )
+        return _PendingPrompt(request_id, prompt, params, self._text_engine.prepare_mask(params))
 
     def _add_all(
         self,
@@ -343,7 +341,7 @@ class LLM:
             pending.params,
             cache_salt=pending.prompt.cache_salt,
             priority=pending.priority,
-            bad_words_token_ids=pending.bad_words,
+            prepared_mask=pending.mask,
         )
         inbox.expect(group)
         self._inboxes[pending.request_id] = inbox
@@ -400,7 +398,7 @@ class _PendingPrompt(NamedTuple):
     request_id: str
     prompt: _Prompt
     params: SamplingParams
-    bad_words: Sequence[Sequence[int]]
+    mask: PreparedMask
     place: int = 0  # among the prompts of a call
     priority: int = 0
 

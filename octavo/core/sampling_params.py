@@ -11,6 +11,7 @@ from typing import Any
 
 from octavo.base.errors import InvalidRequestError
 from octavo.base.plain_numbers import plain, plain_list
+from octavo.core.structured_outputs import StructuredOutputs
 
 # None of these bounds limits quality; each limits the work of one request.
 MAX_N = 128
@@ -108,9 +109,11 @@ class SamplingParams:
         n_keep: the first tokens that a context shift keeps, in an engine that shifts contexts.
         cache_prompt: False neither takes from caches nor leaves anything there: all of the prompt
             is computed, its blocks are free when it ends, and nothing goes to the disk.
+        structured_outputs: what the answer must be: JSON of a schema, one of several texts, a match
+            of an expression or of a grammar (``StructuredOutputs``, or a mapping with its fields).
         output_kind: what the outputs of ``AsyncLLM.generate`` and ``LLM.stream`` hold.
 
-    Fields that vLLM has and octavo lacks (``structured_outputs`` and so on) may be given with the
+    Fields that vLLM has and octavo lacks (``watermarking`` and so on) may be given with the
     value that asks for nothing.
 
     Raises:
@@ -146,6 +149,7 @@ class SamplingParams:
     window: int | None = None
     n_keep: int | None = None
     cache_prompt: bool = True
+    structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     # vLLM's fields that octavo lacks, each with the value that asks for nothing: see _UNSUPPORTED.
     watermarking: InitVar[Any] = None
@@ -156,7 +160,6 @@ class SamplingParams:
     spaces_between_special_tokens: InitVar[Any] = True
     stream_interval: InitVar[Any] = None
     skip_clone: InitVar[Any] = False
-    structured_outputs: InitVar[Any] = None
     extra_args: InitVar[Any] = None
     skip_reading_prefix_cache: InitVar[Any] = None
     thinking_token_budget: InitVar[Any] = None
@@ -191,6 +194,8 @@ class SamplingParams:
         store("logit_bias", _logit_bias(self.logit_bias))
         if self.speculative is not None and not isinstance(self.speculative, SpeculativeParams):
             store("speculative", SpeculativeParams.of(self.speculative))
+        if self.structured_outputs is not None:
+            store("structured_outputs", StructuredOutputs.of(self.structured_outputs))
         if self.seed == -1:
             store("seed", None)
         if not isinstance(self.output_kind, RequestOutputKind):
@@ -290,7 +295,6 @@ _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "spaces_between_special_tokens": ((None, True), "text is as the tokenizer joins it"),
     "stream_interval": ((None, 1), "an output comes whenever something is new"),
     "skip_clone": ((None, False, True), "a request has a copy anyway"),
-    "structured_outputs": ((None,), "octavo follows no grammar yet"),
     "extra_args": ((None, {}), "there are no samplers beside octavo's"),
     "skip_reading_prefix_cache": ((None, False), "use cache_prompt=False"),
     "thinking_token_budget": ((None, -1), "octavo does not count thoughts apart; use max_tokens"),

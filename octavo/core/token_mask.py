@@ -61,14 +61,16 @@ def create_mask(
     vocab_size: int,
     stop_token_ids: Collection[int] = (),
     bad_words: Sequence[Sequence[int]] = (),
+    grammar: TokenMask | None = None,
 ) -> TokenMask | None:
     """Return the mask of ``params``; None if they forbid nothing.
 
     Args:
         stop_token_ids: tokens that must not come before ``params.min_tokens``.
         bad_words: ``params.bad_words`` as tokens, maybe several variants of a word.
+        grammar: the mask of ``params.structured_outputs``, at its beginning.
     """
-    masks: list[TokenMask] = []
+    masks: list[TokenMask] = [] if grammar is None else [grammar]
     if params.allowed_token_ids is not None:
         masks.append(AllowedTokens(params.allowed_token_ids, vocab_size))
     if params.min_tokens > 0 and stop_token_ids:

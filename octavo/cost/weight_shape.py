@@ -63,6 +63,8 @@ class WeightShape:
 
     def of_rank(self, parallel: Parallel) -> WeightShape:
         """The share of one device. If experts cannot be split evenly, that of the fuller device."""
+        if self.part == "attention" and parallel.dp_attention:
+            return self
         ways = parallel.tp
         experts = self.experts
         if self.has_experts and parallel.ep > 1:

@@ -22,13 +22,13 @@ from octavo.cost.measured_steps import ROW_KNOTS, SAMPLED_KNOTS, WIDENING
 from octavo.cost.op_cost import SMALL_OPS, PricedOp, priced_ops
 from octavo.cost.rank_model import RankModel
 from octavo.cost.step_cost import StepModel
-from octavo.cost.work import RowCounts, Span
+from octavo.cost.work import RowCounts, Span, busiest_deviations
 from octavo.planner.deployment import Deployment
 from octavo.planner.money import Price, listed, watts_of, watts_text
 from octavo.planner.page_export import efficiency_json, model_json
 from octavo.planner.report import deployment_json, memory_json
 
-SCHEMA = 2
+SCHEMA = 3
 NUM_GOLDEN = 240
 _LENGTHS = (1, 15, 16, 17, 100, 1000, 4096, 4097, 10_000, 100_000)
 _MANY = 1 << 20  # rows, far enough from 1 for the slope of transfers
@@ -100,6 +100,7 @@ def _rank_json(model: RankModel) -> dict[str, Any]:
         "num_layers": model.num_layers,
         "activation_bytes": model.activation_bytes,
         "parallel": asdict(model.parallel),
+        "busiest": busiest_deviations(model.parallel.ep),
         "matrices": [asdict(matrix) for matrix in model.matrices],
         "attention": [asdict(op) for op in model.attention],
     }

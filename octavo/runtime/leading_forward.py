@@ -23,6 +23,7 @@ from octavo.runtime.native_kv_cache import NativeCache
 from octavo.runtime.stage_links import StepMessages
 from octavo.runtime.step_words import (
     EXIT,
+    HAS_OWNERS,
     HAS_PARENTS,
     HAS_SINK_WINDOWS,
     HAS_STATES,
@@ -114,6 +115,7 @@ class LeadingForward(NativeForward):
         self._messages, self._number = to_group, number
         self.kv_cache = LeadingCache(kv_cache, to_group)
         self._numbers = count(number + 1)
+        self._owned = array("i")  # sequences of each rank, where attention is divided by them
         self._needed = bytearray(-(-len(self._out_rows) // 4) * 4)
         self._needed_at = ctypes.addressof(ctypes.c_char.from_buffer(self._needed))
 
@@ -140,6 +142,7 @@ class LeadingForward(NativeForward):
         flags = HAS_PARENTS if sequences.parents else 0
         flags |= HAS_SINK_WINDOWS if sequences.sink_windows else 0
         flags |= HAS_STATES if self.cache.states is not None else 0
+        flags |= HAS_OWNERS if self._owned else 0
         header = StepHeader(
             number=self.step_number,
             program=self._number,
@@ -169,5 +172,6 @@ class LeadingForward(NativeForward):
         if flags & HAS_STATES:
             words += self._state_source[:num_seqs]
             words += self._state_target[:num_seqs]
+        words += self._owned
         words.extend(self._tables.changes)
         return words

@@ -18,14 +18,14 @@ from octavo.runtime.layout import device_of_rank
 from octavo.runtime.rank_memory import Membership
 from octavo.runtime.rank_process import Connection, Message
 from octavo.sources.open import notes_folder, open_source
-from octavo.system.machine import keep_openmp_patient, memory
+from octavo.system.machine import keep_openmp_patient
 from octavo.system.numa import RankPlace
 
 
 def serve(membership: Membership, settings: Message, home: Connection) -> None:
     """Load the model that rank 0 has loaded, start as it does, and obey until the engine ends."""
     keep_openmp_patient()
-    place = RankPlace(**settings["places"][membership.rank])
+    place = RankPlace(**settings["places"][membership.local_rank])
     place.pin()
     import octavo.runtime.rank  # noqa: F401  (imported while rank 0 reads and packs weights)
 
@@ -44,10 +44,10 @@ def serve(membership: Membership, settings: Message, home: Connection) -> None:
             experts=None if experts is None else ExpertPlaces.of(experts),
             pipeline=membership.pipeline,
             meeting_point=None if meeting_point is None else Path(meeting_point),
-            **{**of_all, "device": device_of_rank(of_all["device"], membership.rank)},
+            **{**of_all, "device": device_of_rank(of_all["device"], membership.local_rank)},
         )
         rank = open_source(path, settings["model_impl"]).load_rank(spec)
-        home.send({"loaded": rank.weights_bytes, "free_bytes": memory().available})
+        home.send({"loaded": rank.weights_bytes, "free_bytes": rank.free_bytes})
         if (start := home.receive()) is None:
             return
         rank.keep_hidden_states(start["depths"])
@@ -68,8 +68,8 @@ def follower_of(forward: Forward) -> Follower:
 
 def limits_of(fields: Message) -> RankLimits:
     """Return the limits that ``dataclasses.asdict`` and JSON have made these fields of."""
-    groups = fields.pop("kv_groups")
+    groups = fields["kv_groups"]
     if groups is not None:
         places = tuple((group, place) for group, place in groups["places"])
         groups = KVGroups(tuple(groups["windows"]), places, groups["layers_per_block"])
-    return RankLimits(**fields, kv_groups=groups)
+    return RankLimits(**{**fields, "kv_groups": groups})

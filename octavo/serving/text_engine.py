@@ -10,7 +10,7 @@ import logging
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from octavo.base.errors import ENDINGS, InvalidRequestError
 from octavo.core.engine import Engine, EngineStep
@@ -19,7 +19,9 @@ from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams, check_prompt_logprobs
 from octavo.core.scheduler import RequestUpdate
 from octavo.core.stats import DraftStats
-from octavo.core.token_mask import create_mask
+from octavo.core.structured_outputs import StructuredOutputs
+from octavo.core.token_mask import TokenMask, create_mask
+from octavo.grammars.compiler import GrammarCompiler
 from octavo.serving.outputs import Delta, RequestMetrics
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.tokenizer import Tokenizer
@@ -37,6 +39,12 @@ def cache_salt_of(prompt: Prompt) -> str:
     if salt is not None and not isinstance(salt, str):
         raise InvalidRequestError(f"must be a text, not {salt!r}", "cache_salt")
     return salt or ""
+
+
+class PreparedMask(NamedTuple):
+    """The tokens that a request may generate, at its beginning; None if it may generate any."""
+
+    mask: TokenMask | None
 
 
 @dataclass(slots=True)
@@ -94,6 +102,7 @@ class TextEngine:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(sorted(set(eos_token_ids)))
+        self.grammars = GrammarCompiler(tokenizer, vocab_size, self.eos_token_ids)
         self.groups: dict[str, SampleGroup] = {}
         self._samples: dict[str, tuple[SampleGroup, TextSample]] = {}
         self._seeds = random.Random(seed)
@@ -132,6 +141,29 @@ class TextEngine:
             )
         return None, checked_token_ids(prompt, self.vocab_size)
 
+    def prepare_mask(
+        self,
+        params: SamplingParams,
+        bad_words_token_ids: Sequence[Sequence[int]] | None = None,
+    ) -> PreparedMask:
+        """Return the mask of ``params``. Any thread may call it, and it may take a second.
+
+        Args:
+            bad_words_token_ids: what ``Tokenizer.encode_words`` makes of ``params.bad_words``, if
+                it is known already.
+
+        Raises:
+            InvalidRequestError: ``params`` ask for a grammar that cannot be; see `GrammarCompiler`.
+        """
+        if bad_words_token_ids is None:
+            bad_words_token_ids = self.tokenizer.encode_words(params.bad_words)
+        asked = params.structured_outputs
+        grammar = None if asked is None else self.grammars.mask(StructuredOutputs.of(asked))
+        stop_token_ids = (*self.eos_token_ids, *params.stop_token_ids)
+        return PreparedMask(
+            create_mask(params, self.vocab_size, stop_token_ids, bad_words_token_ids, grammar)
+        )
+
     def add(
         self,
         request_id: str,
@@ -145,7 +177,7 @@ class TextEngine:
         weight: float = 1.0,
         isolated: bool = False,
         arrival_time: float | None = None,
-        bad_words_token_ids: Sequence[Sequence[int]] | None = None,
+        prepared_mask: PreparedMask | None = None,
         resumed: Sequence[OutputSoFar] = (),
     ) -> SampleGroup:
         """Queue a prompt, or refuse it: a ``RequestError`` leaves nothing behind.
@@ -153,8 +185,8 @@ class TextEngine:
         Args:
             tenant, weight: who asks, and of which share; see ``core/fair_queue.py``.
             arrival_time: on the engine's clock; None is now.
-            bad_words_token_ids: what ``Tokenizer.encode_words`` makes of ``params.bad_words``.
-                None has it made here: not for those whose engine serves others meanwhile.
+            prepared_mask: what ``prepare_mask`` makes of ``params``. None has it made here: not for
+                those whose engine serves others meanwhile.
             resumed: the samples that have not ended, of a prompt that another engine was at work
                 on. They go on as after a preemption: all their tokens are computed again, and
                 further ones are those that would have come there, since draws, penalties and limits
@@ -166,10 +198,7 @@ class TextEngine:
         check_vocabulary(params, self.vocab_size)
         check_prompt_logprobs(params, len(prompt_token_ids))
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
-        if bad_words_token_ids is None:
-            bad_words_token_ids = self.tokenizer.encode_words(params.bad_words)
-        stop_token_ids = (*self.eos_token_ids, *params.stop_token_ids)
-        mask = create_mask(params, self.vocab_size, stop_token_ids, bad_words_token_ids)
+        mask = (prepared_mask or self.prepare_mask(params)).mask
         now = self.engine.clock.now() if arrival_time is None else arrival_time
         group = SampleGroup(request_id, prompt, prompt_token_ids, params)
         leader: Request | None = None

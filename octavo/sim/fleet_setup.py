@@ -95,6 +95,7 @@ def _place(spec: ModelSpec, settings: FleetSettings, engine: Mapping[str, Any]) 
         ep=settings.ep,
         dp=settings.dp,
         replicas=settings.replicas,
+        dp_attention=settings.dp_attention,
     )
     parallel = parallel.on(device.kind)
     known = profile(settings.profile)
@@ -136,6 +137,7 @@ def _engine_config(placement: _Placement, engine: Mapping[str, Any]) -> EngineCo
         kv_dtype=placement.precision.kv.name,
         # Tokens of a pipeline come back to its first stage only after a step.
         max_multi_steps=MAX_MULTI_STEPS if is_ours and on_cpu and placement.parallel.pp == 1 else 1,
+        num_pools=placement.parallel.num_pools,
     )
     return resolve(args, capacity)
 
@@ -171,10 +173,7 @@ def _replica(
         placement.profile.name,
         eager=is_eager,
     )
-    # Stages work on a batch each.
-    return ReplicaSpec(
-        config, pipeline.seconds, depth=placement.parallel.pp, stage_cost=pipeline.times
-    )
+    return ReplicaSpec.of_pipeline(config, pipeline)
 
 
 def _step_model(
@@ -227,6 +226,7 @@ def _setting_json(
         "step_times": "roofline" if measured is None else "measured",
         "precision": placement.precision.name,
         **{name: getattr(parallel, name) for name in ("tp", "pp", "ep", "dp")},
+        **({"dp_attention": True} if parallel.dp_attention else {}),
         "layout": parallel.text(replicas),
         "router": settings.router,
         "kv_blocks": config.cache.num_blocks,

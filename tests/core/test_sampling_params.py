@@ -94,8 +94,8 @@ def test_best_of_is_at_least_n_and_stop_needs_text():
 def test_an_unknown_field_is_an_error_that_names_it():
     with pytest.raises(TypeError, match="temprature"):
         SamplingParams(temprature=0)
-    with pytest.raises(InvalidRequestError, match="structured_outputs.* is not supported: "):
-        SamplingParams(structured_outputs={"regex": "a+"})
+    with pytest.raises(InvalidRequestError, match="watermarking.* is not supported: "):
+        SamplingParams(watermarking=True)
 
 
 def test_changes_are_validated_too():
@@ -117,9 +117,9 @@ def test_fields_may_be_assigned_and_are_validated_again():
         assert params == before
     with pytest.raises(AttributeError, match="temprature"):
         params.temprature = 1
-    params.structured_outputs = None
-    with pytest.raises(InvalidRequestError, match="structured_outputs"):
-        params.structured_outputs = {"regex": "a+"}
+    params.watermarking = None
+    with pytest.raises(InvalidRequestError, match="watermarking"):
+        params.watermarking = True
 
 
 @pytest.mark.parametrize(

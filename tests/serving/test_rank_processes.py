@@ -99,6 +99,16 @@ def test_the_end_of_a_follower_is_the_end_of_the_engine(tiny_model):
             answers(llm)
 
 
+def test_a_follower_that_is_stopped_while_it_starts_ends_the_start(tiny_model, monkeypatch):
+    support = Path(__file__).resolve().parent.parent / "support"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(support), *filter(None, sys.path)]))
+    monkeypatch.setattr(rank_group, "_FOLLOWER", "stopped_follower")
+    with pytest.raises(ConfigError, match="rank 1 of 2 was ended, as it had done nothing for 1 s"):
+        LLM(str(tiny_model), tensor_parallel_size=2, start_timeout=1.0, **SETTINGS)
+    for pid in followers_of(os.getpid()):
+        wait_until_gone(pid)
+
+
 def test_a_layout_that_cannot_be_is_refused_before_anything_is_started(tiny_model, monkeypatch):
     monkeypatch.setattr("octavo.serving.rank_group.Followers", None)
     with pytest.raises(ConfigError, match="64 ranks .* the nearest is"):
@@ -273,9 +283,9 @@ def test_a_live_pipeline_takes_the_steps_of_a_simulated_one(tiny_model):
 ENGINE = """
 import sys
 from octavo import LLM, SamplingParams
-tp, pp = map(int, sys.argv[2:])
+tp, pp, ep = map(int, sys.argv[2:])
 sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "threads": tp * pp}
-llm = LLM(sys.argv[1], max_model_len=128, kernels="native", **sizes)
+llm = LLM(sys.argv[1], max_model_len=128, kernels="native", enable_expert_parallel=ep > 1, **sizes)
 params = SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True)
 print("ready", flush=True)
 while sys.stdin.readline():
@@ -289,10 +299,13 @@ MEETINGS_OF_A_STEP = 20  # and some more, of two layers
 
 
 @contextlib.contextmanager
-def engine_of(model, tp: int, pp: int) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """An engine in a process of its own, and its followers."""
+def engine_of(
+    model, tp: int, pp: int, ep: int = 1
+) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """An engine in a process of its own, and its followers; with ``ep`` above 1, experts are whole
+    on ranks."""
     process = subprocess.Popen(
-        [sys.executable, "-c", ENGINE, str(model), str(tp), str(pp)],
+        [sys.executable, "-c", ENGINE, str(model), str(tp), str(pp), str(ep)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -326,9 +339,11 @@ def wait_for_exchanges(pid: int, count: int) -> None:
         assert time.monotonic() < deadline
 
 
-def check_an_end_after(exchanges: int, model, who: int, signum: int, tp: int, pp: int) -> None:
+def check_an_end_after(
+    exchanges: int, model, who: int, signum: int, tp: int, pp: int, ep: int = 1
+) -> None:
     """Check the end of all when rank ``who`` ends; 0 is the home rank."""
-    with engine_of(model, tp, pp) as (home, followers):
+    with engine_of(model, tp, pp, ep) as (home, followers):
         home.stdin.write(1000 * "go\n")
         home.stdin.flush()
         wait_for_exchanges(home.pid, exchanges)
@@ -366,6 +381,28 @@ def test_an_end_at_an_exchange_is_the_end_of_all(tiny_model, end, exchanges):
 def test_an_end_at_any_exchange_of_twenty_steps(tiny_model, tp, pp, who, signum):
     for exchanges in range(1, 20 * MEETINGS_OF_A_STEP, 4 if pp == 1 else 12):
         check_an_end_after(exchanges, tiny_model, who, signum, tp, pp)
+
+
+# The same with whole experts on ranks, which meet once more in each layer that has some.
+EXPERT_ENDS = [
+    (tp, pp, who, signum)
+    for tp, pp in ((2, 1), (2, 2))
+    for who in range(tp * pp)
+    for signum in SIGNALS
+]
+
+
+@pytest.mark.parametrize(("tp", "pp", "who", "signum"), [EXPERT_ENDS[2], EXPERT_ENDS[3]])
+def test_an_end_at_an_exchange_of_whole_experts(tiny_hf, tp, pp, who, signum):
+    for exchanges in (1, 57):
+        check_an_end_after(exchanges, tiny_hf("mixtral"), who, signum, tp, pp, ep=tp)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("tp", "pp", "who", "signum"), EXPERT_ENDS)
+def test_an_end_at_any_exchange_of_whole_experts(tiny_hf, tp, pp, who, signum):
+    for exchanges in range(1, 20 * MEETINGS_OF_A_STEP, 4 if pp == 1 else 12):
+        check_an_end_after(exchanges, tiny_hf("mixtral"), who, signum, tp, pp, ep=tp)
 
 
 # -- ranks that add up their results, as GPUs do -------------------------------------------------

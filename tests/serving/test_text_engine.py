@@ -327,7 +327,8 @@ def test_bad_words_that_come_as_tokens_are_not_tokenized(monkeypatch):
     engine = make_engine()
     monkeypatch.setattr(engine.tokenizer, "encode_words", lambda words: 1 / 0)
     params = SamplingParams(bad_words=["no"])
-    group = engine.add("r", None, [1], params, bad_words_token_ids=[[ord("h")]])
+    mask = engine.prepare_mask(params, [[ord("h")]])
+    group = engine.add("r", None, [1], params, prepared_mask=mask)
     assert group.samples[0].request.is_masked
 
 

@@ -8,6 +8,9 @@ To the engine, by ``op``:
     start      args: what EngineArgs takes, cpus: those to run on            (the first message)
                and clock: {now, boot}, the server's and of which start of its machine, for an engine
                that may be on another one
+               and transfer: {own, peers}, files through which KV is passed on
+               or links: {computes_prompts, peers: [replica], bytes: of what one keeps}, to other
+               machines
     add        id, ids, params: those that differ from their defaults, bad_words: [ids], priority,
                salt, tenant, weight, arrival, isolated: whether in steps of its own
                and resumed: [[index, ids, cumulative logprob]], the samples that go on from another
@@ -16,6 +19,8 @@ To the engine, by ``op``:
                and hands_over: true, if others go on with it as soon as all samples have begun
     abort      id
     peer_ended  replica      what it has not passed on by now does not come
+    invite     replica       answered by ``invited``: that replica reads the KV of this one
+    connect    replica, ticket     this one reads the KV of that replica
     release    id            what ran isolated may share steps from now on
     meter      facts: what StepFacts.as_json gives; steps are measured against these
     snapshots  is_enabled    whether to send snapshots
@@ -33,6 +38,8 @@ From the engine, by ``ev``:
     snapshot   snapshot                              of an idle engine, between steps
     idle       record                                an abort has left nothing to do
     pong       number, record
+    invited    replica, ticket                       the replica may connect by it, once
+    unlinked   replica                               the link to it has ended: another one is needed
     handed_over  id, tokens, record                  others go on: the KV of so many tokens is saved
 
 A ``record`` is the engine's StepStats; ``stats`` are those of a request, when its first token or
@@ -54,6 +61,7 @@ from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams, SpeculativeParams
 from octavo.core.sink_window import SinkWindowRules
 from octavo.core.stats import StepStats
+from octavo.core.structured_outputs import StructuredOutputs
 from octavo.server.engine.generation import EngineFacts, GenerationStats
 from octavo.serving.outputs import Delta
 
@@ -189,6 +197,8 @@ def params_to_dict(params: SamplingParams) -> dict[str, Any]:
         values["logit_bias"] = dict(params.logit_bias)
     if isinstance(params.speculative, SpeculativeParams):
         values["speculative"] = asdict(params.speculative)
+    if isinstance(params.structured_outputs, StructuredOutputs):
+        values["structured_outputs"] = params.structured_outputs.to_dict()
     return values
 
 

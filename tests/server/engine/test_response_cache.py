@@ -124,6 +124,7 @@ DIFFERENT = {
     "include_stop_str_in_output": True,
     "speculative": {"enabled": False},
     "cache_prompt": False,
+    "structured_outputs": {"regex": "a+"},
 }
 
 

@@ -188,10 +188,10 @@ def test_a_message_that_makes_no_sense_is_refused_and_no_other(server):
 def test_bad_words_come_as_tokens(server, monkeypatch):
     """To tokenize them takes long, and here it would be at the cost of all."""
     monkeypatch.setattr(type(server.engine.tokenizer), "encode", lambda *_, **__: 1 / 0)
-    add, given = server.engine.add, []
-    server.engine.add = lambda *args, **fields: (
-        given.append(fields["bad_words_token_ids"]),
-        add(*args, **fields),
+    prepare, given = server.engine.prepare_mask, []
+    server.engine.prepare_mask = lambda params, words: (
+        given.append(words),
+        prepare(params, words),
     )[1]
     params = {"max_tokens": 3, "ignore_eos": True, "bad_words": ["x"]}
     server.add("a", [1], params=params, bad_words=[[5], [7, 8]])

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from byte_tokens import EOS, VOCAB, byte_tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.base.errors import InvalidRequestError
+from octavo.core.structured_outputs import StructuredOutputs
+from octavo.grammars.compiler import GrammarCompiler
+
+WORDS = (b"true", b'{"', b'":', b"12", b"ab", b'"}', b" ]")
+COMPILER = GrammarCompiler(byte_tokenizer(WORDS), VOCAB + len(WORDS) + 3, [EOS])
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "array", "items": {"enum": [1, "ab", True]}, "maxItems": 3}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+
+
+def mask(**asked):
+    return COMPILER.mask(StructuredOutputs(**asked))
+
+
+def allowed(mask) -> set[int]:
+    bits = mask.bitmask()
+    return {i for i in range(32 * len(bits)) if bits[i >> 5] >> (i & 31) & 1}
+
+
+def walk(mask, rng: random.Random, limit: int = 300) -> bytes:
+    """A random sentence: what a model that knows nothing would write."""
+    text = b""
+    for _ in range(limit):
+        token = rng.choice(sorted(allowed(mask)))
+        mask.advance([token])
+        if token == EOS:
+            return text
+        text += COMPILER.vocabulary().tokenizer.token_bytes(token)
+    raise AssertionError("it does not end")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_drawn_is_valid(seed):
+    text = walk(mask(json=SCHEMA, disable_any_whitespace=True), random.Random(seed))
+    ((name, items),) = json.loads(text).items()
+    assert name == "a" and len(items) <= 3 and all(item in (1, "ab", True) for item in items)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"choice": ["yes", "no", "no way"]},
+        {"regex": "yes|no( way)?"},
+        {"grammar": 'root ::= "yes" | "no" " way"?'},
+        {"grammar": 'start: "yes" | "no" " way"?'},
+    ],
+)
+def test_kinds_that_mean_the_same_allow_the_same(asked):
+    found = {walk(mask(**asked), random.Random(seed)) for seed in range(40)}
+    assert found == {b"yes", b"no", b"no way"}
+
+
+def test_the_end_is_allowed_where_the_grammar_can_end_and_nowhere_else():
+    followed = mask(choice=["no", "no way"])
+    assert allowed(followed) == {ord("n")} and not followed.is_accepting
+    followed.advance(b"no")
+    assert allowed(followed) == {EOS, ord(" ")} and followed.is_accepting
+    followed.advance(b" way")
+    assert allowed(followed) == {EOS}
+
+
+def test_tokens_beyond_the_vocabulary_are_never_allowed():
+    assert max(allowed(mask(regex=r"(?s:.*)"))) < VOCAB + len(WORDS)
+
+
+tokens = st.lists(
+    st.sampled_from([*b'{}[]",:a b1', EOS, *range(VOCAB, VOCAB + len(WORDS))]), max_size=6
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.one_of(tokens, st.integers(0, 8)), max_size=8))
+def test_a_mask_is_where_its_tokens_lead_whatever_came_between(moves):
+    """Lists are followed, allowed or not; numbers are taken back."""
+    followed, known = mask(json=SCHEMA), []
+    for move in moves:
+        if isinstance(move, list):
+            followed.advance(move)
+            known += move
+        else:
+            followed.rollback(min(move, len(known)))
+            del known[len(known) - min(move, len(known)) :]
+        fresh = mask(json=SCHEMA)
+        fresh.advance(known)
+        assert followed.num_tokens == len(known)
+        assert followed.bitmask() == fresh.bitmask()
+        assert followed.is_accepting == fresh.is_accepting
+
+
+def test_a_wrong_draft_is_forgotten():
+    followed = mask(regex="abc")
+    followed.advance(b"axyz")
+    assert followed.bitmask() is None and followed.num_tokens == 4
+    followed.rollback(3)
+    assert allowed(followed) == {ord("b")}
+
+
+def test_a_copy_goes_its_own_way():
+    first = mask(regex="xy|cd")
+    other = first.fork()
+    first.advance(b"x")
+    assert allowed(first) == {ord("y")} and allowed(other) == {ord("x"), ord("c")}
+
+
+def test_bits_are_not_changed_by_what_follows():
+    followed = mask(regex="abc")
+    before = followed.bitmask()
+    kept = before[:]
+    followed.advance(b"a")
+    assert followed.bitmask() is not before and before == kept
+    assert followed.bitmask() is followed.bitmask()
+
+
+def test_text_that_must_come_is_known_beforehand():
+    followed = mask(json=SCHEMA, disable_any_whitespace=True)
+    assert bytes(followed.forced_tokens()) == b'{"a":['
+    followed.advance(b'{"a":[')
+    assert followed.forced_tokens() == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "part"),
+    [
+        ({"json": {"type": "strin"}}, "strin"),
+        ({"json": "{"}, "json"),
+        ({"json": {"allOf": [{"type": "string"}, {"type": "integer"}]}}, ""),
+        ({"regex": "(a"}, "regex"),
+        ({"grammar": "root ::= missing"}, "missing"),
+        ({"grammar": "start: missing"}, "missing"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_reason(asked, part):
+    with pytest.raises(InvalidRequestError) as error:
+        mask(**asked)
+    assert error.value.field == f"structured_outputs.{next(iter(asked))}"
+    assert part in str(error.value)
