@@ -277,28 +277,33 @@ class Press:
         return self.num_steps
 
 
+@pytest.mark.thinned(1, most=20)
 @pytest.mark.parametrize("seed", range(40))
 def test_seeds(seed, make_engine, make_request):
     Press(seed, make_engine, make_request).run()
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("num_pools", [2, 3, 8])
 @pytest.mark.parametrize("seed", range(400, 410))
 def test_seeds_with_pools(seed, num_pools, make_engine, make_request):
     Press(seed, make_engine, make_request, num_pools=num_pools).run()
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("windows", WINDOWS)
 @pytest.mark.parametrize("seed", range(100, 112))
 def test_seeds_with_windows(seed, windows, make_engine, make_request):
     Press(seed, make_engine, make_request, windows).run()
 
 
+@pytest.mark.thinned(1, most=20)
 @pytest.mark.parametrize("seed", range(200, 240))
 def test_seeds_with_a_store(seed, make_engine, make_request):
     Press(seed, make_engine, make_request, offloads=True).run()
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("windows", WINDOWS)
 @pytest.mark.parametrize("seed", range(300, 308))
 def test_seeds_with_windows_and_a_store(seed, windows, make_engine, make_request):
@@ -357,11 +362,13 @@ def what_was_met(engine) -> dict[str, int]:
     }
 
 
+@pytest.mark.thinned(1, most=12)
 @pytest.mark.parametrize("seed", range(200, 230))
 def test_seeds_with_sights(seed, make_engine, make_request):
     Press(seed, make_engine, make_request, has_sink_windows=True).run()
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("windows", [ONE_TABLE, (None, 4), (9,)])
 @pytest.mark.parametrize("seed", range(200, 210))
 def test_seeds_with_states(seed, windows, make_engine, make_request):

@@ -185,17 +185,20 @@ def greedy(llm: LLM, num_tokens: int = 40) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def test_real_models(smollm2_gguf, gemma3_gguf):
+@pytest.mark.parametrize(
+    "fixture", ["smollm2_gguf", pytest.param("gemma3_gguf", marks=pytest.mark.long)]
+)
+def test_real_models(request, fixture):
     """Of 9 heads, of which ranks have 4 and 5, and of 4 heads of 256 values that share KV."""
-    for path in (smollm2_gguf, gemma3_gguf):
-        settings = {"threads": 2, "max_model_len": 256}
-        with LLM(str(path), **settings) as llm:
-            expected = greedy(llm)
-        for layout in ({"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}):
-            with LLM(str(path), **layout, **settings) as llm:
-                assert greedy(llm) == expected
+    path, settings = request.getfixturevalue(fixture), {"threads": 2, "max_model_len": 256}
+    with LLM(str(path), **settings) as llm:
+        expected = greedy(llm)
+    for layout in ({"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}):
+        with LLM(str(path), **layout, **settings) as llm:
+            assert greedy(llm) == expected
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("setting", ["tensor_parallel_size", "pipeline_parallel_size"])
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 def test_drafts(tiny_model, alone, method, setting):
@@ -399,10 +402,12 @@ SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
 ENDS = [(*each, signum) for each in RANKS for signum in SIGNALS]
 
 
-@pytest.mark.parametrize(("tp", "pp", "who", "signum"), ENDS)
-def test_an_end_at_an_exchange_is_the_end_of_all(tiny_model, tp, pp, who, signum):
-    for exchanges in (1, 57):
-        check_an_end_after(exchanges, tiny_model, who, signum, tp, pp)
+@pytest.mark.thinned(1)
+@pytest.mark.parametrize("exchanges", [1, 57])
+@pytest.mark.parametrize("end", ENDS)
+def test_an_end_at_an_exchange_is_the_end_of_all(tiny_model, end, exchanges):
+    tp, pp, who, signum = end
+    check_an_end_after(exchanges, tiny_model, who, signum, tp, pp)
 
 
 @pytest.mark.long
