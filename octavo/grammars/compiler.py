@@ -133,9 +133,11 @@ def compile_source(
         message = "the model has no token that ends an answer"
         raise ConstraintError(message, "structured_outputs", "unwritable")
     start = LLMatcher(vocabulary.tokens, source.text, log_level=0, limits=parser_limits())
-    if start.is_error() or not any(start.compute_bitmask()):
-        raise explained(start.get_error(), source, asked)
-    return start
+    if not start.is_error():
+        allows_some = any(start.compute_bitmask())
+        if allows_some and not start.is_error():
+            return start
+    raise explained(start.get_error(), source, asked)
 
 
 def parser_limits() -> LLParserLimits:

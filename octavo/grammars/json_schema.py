@@ -83,6 +83,7 @@ def parse_schema(text: str, *, closes_objects: bool = False) -> Schema:
         raise ConstraintError(f"must be a JSON schema, an object, not {schema!r:.60}")
     for place, part in reachable(schema):
         _rewrite(part, place)
+    _check_that_it_ends(schema)
     if closes_objects:
         _close_objects(schema)
     return schema
@@ -104,12 +105,9 @@ def reachable(schema: Schema) -> Iterator[tuple[str, Schema]]:
         seen.add(id(part))
         yield place, part
         waiting += reversed(list(_parts(part, place)))
-        reference = part.get("$ref")
-        if not isinstance(reference, str):
-            continue
-        if reference == "#" or reference.startswith("#/"):
+        if (reference := _local_reference(part)) is not None:
             waiting.append((reference, _referred(schema, reference, place)))
-        else:  # by a name, which may be that of any definition
+        elif "$ref" in part:  # by a name, which may be that of any definition
             for key in ("$defs", "definitions"):
                 named = schema.get(key)
                 if isinstance(named, dict):
@@ -126,6 +124,13 @@ def _parts(part: Schema, place: str) -> Iterator[tuple[str, Any]]:
     for key in _MAPS:
         if isinstance(part.get(key), dict):
             yield from ((f"{place}/{key}/{_pointed(k)}", each) for k, each in part[key].items())
+
+
+def _local_reference(part: Schema) -> str | None:
+    """Return the JSON pointer that a schema refers to; None if it does not, or in another way."""
+    reference = part.get("$ref")
+    is_local = isinstance(reference, str) and (reference == "#" or reference.startswith("#/"))
+    return reference if is_local else None
 
 
 def _referred(schema: Schema, reference: str, place: str) -> Any:
@@ -154,7 +159,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _check_depth(value: Any) -> None:
-    level, depth = [value], 0
+    level, depth = [value] if isinstance(value, dict | list) else [], 0
     while level:
         depth += 1
         if depth > MAX_DEPTH:
@@ -167,6 +172,53 @@ def _check_depth(value: Any) -> None:
 
 def _too_deep() -> ConstraintError:
     return ConstraintError(f"is nested more than {MAX_DEPTH} deep", None, "too_complex")
+
+
+# -- recursion -----------------------------------------------------------------------------------
+
+
+def _check_that_it_ends(schema: Schema) -> None:
+    """Raise ConstraintError if each value has another one of its own kind in it, without end."""
+    endless = {id(part): part for _, part in reachable(schema)}
+    while True:
+        known = [key for key, part in endless.items() if _ends(schema, part, endless)]
+        if not known:
+            break
+        for key in known:
+            del endless[key]
+    if id(schema) in endless:
+        references = [part["$ref"] for part in endless.values() if "$ref" in part]
+        raise ConstraintError(
+            f"no text can satisfy it: {references[0]!r:.80} refers to itself without end",
+            None,
+            "unsatisfiable",
+        )
+
+
+def _ends(schema: Schema, part: Schema, endless: Mapping[int, Schema]) -> bool:
+    """Return whether there is a value of a schema in which none is of an ``endless`` one."""
+
+    def is_endless(each: Any) -> bool:
+        return id(each) in endless
+
+    reference = _local_reference(part)
+    if reference is not None and is_endless(_referred(schema, reference, "#")):
+        return False
+    if any(map(is_endless, part.get("allOf", ()))):
+        return False
+    for key in ("anyOf", "oneOf"):
+        if part.get(key) and all(map(is_endless, part[key])):
+            return False
+    if part.get("type") in ("object", ["object"]):
+        properties = part.get("properties", {})
+        return not any(is_endless(properties.get(name)) for name in _required(part))
+    if part.get("type") in ("array", ["array"]):
+        least = part.get("minItems", 0)
+        first = part.get("prefixItems", [])
+        if any(map(is_endless, first[:least])):
+            return False
+        return least <= len(first) or not is_endless(part.get("items"))
+    return True
 
 
 # -- keywords ------------------------------------------------------------------------------------
@@ -338,8 +390,7 @@ def _held_in_place(schema: Schema, part: Schema) -> list[Schema]:
     while waiting:
         each = waiting.pop()
         below = [one for key in _IN_PLACE for one in each.get(key, ())]
-        reference = each.get("$ref")
-        if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
+        if (reference := _local_reference(each)) is not None:
             below.append(_referred(schema, reference, "#"))
         for one in below:
             if isinstance(one, dict) and id(one) not in found:
