@@ -66,7 +66,7 @@ class TrialProcess:
             error = ConstraintError(message, None, found["reason"])
             error.field = field
             raise error
-        return GrammarSource(found["text"], tuple(found["openings"]))
+        return GrammarSource(found["text"], tuple(found["openings"]), found["has_rules"])
 
     def close(self) -> None:
         """End the process. May be repeated."""

@@ -8,7 +8,7 @@ it.
 
 Each message is JSON after its length in four bytes. The first has ``{tokens, special_ids,
 stop_token_ids}``, with tokens as text in Latin-1; then there are ``{number, asked}``, answered in
-any order by ``{number, text, openings}``, or by ``{number, error, field, reason}``.
+any order by ``{number, text, openings, has_rules}``, or by ``{number, error, field, reason}``.
 """
 
 from __future__ import annotations
@@ -183,7 +183,11 @@ def _answer(question: dict[str, Any], vocabulary: GrammarVocabulary, writing: in
         asked = StructuredOutputs.of(question["asked"])
         source = source_of(asked, vocabulary.special_ids, vocabulary.stop_token_ids)
         compile_source(source, asked, vocabulary)
-        answer: dict[str, Any] = {"text": source.text, "openings": source.openings}
+        answer: dict[str, Any] = {
+            "text": source.text,
+            "openings": source.openings,
+            "has_rules": source.has_rules,
+        }
     except ConstraintError as error:
         answer = {"error": str(error), "field": error.field, "reason": error.reason}
     data = json.dumps(answer).encode()
