@@ -116,7 +116,9 @@ class _Grammar:
     def mask(self) -> GrammarMask:
         vocabulary = self._vocabulary
         numbers = NumberRuns(vocabulary.digits, self._openings) if self._has_numbers else None
-        return GrammarMask(self._start, vocabulary.vocab_size, numbers)
+        return GrammarMask(
+            self._start, vocabulary.vocab_size, numbers, vocabulary.tokens.tokenize_bytes
+        )
 
 
 def compile_source(
