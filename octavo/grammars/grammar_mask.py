@@ -158,6 +158,6 @@ class GrammarMask:
             return []
         if _SPECIAL in text:
             return list(self._matcher.compute_ff_tokens())
-        # With the last token, which may be another where more text follows: guesses are verified.
+        # With the last token, which may be another where more text follows: drafts are verified.
         forced = self._encode(text[:_MOST_FORCED])
         return forced[: self.num_allowed(forced)]

@@ -33,7 +33,7 @@ _LEAST_GAIN = 1.04  # of the tokens a second of a step
 
 @dataclass(slots=True)
 class _Rate:
-    """How often tokens are accepted, if those before them are."""
+    """Counts of tokens that were verified and accepted, where those before them were."""
 
     tried: float = 0.0
     right: float = 0.0
@@ -53,7 +53,7 @@ class _Rate:
 
 @dataclass(slots=True)
 class _Rates:
-    """Those of the last token of a forced text, which longer text may write otherwise, and of the
+    """Rates of the last token of a forced text, which longer text may write otherwise, and of the
     tokens before it."""
 
     inner: _Rate = field(default_factory=_Rate)
@@ -71,7 +71,7 @@ class MaskedDrafts:
     """
 
     def __init__(self, proposer: DraftProposer | None = None):
-        self._proposer = proposer
+        self.proposer = proposer
         self.max_tokens = _MAX_TOKENS if proposer is None else proposer.max_tokens
         self._seconds = 0.0
         self._num_proposals = 0
@@ -82,18 +82,18 @@ class MaskedDrafts:
 
     @property
     def seconds(self) -> float:
-        return self._seconds + (0.0 if self._proposer is None else self._proposer.seconds)
+        return self._seconds + (0.0 if self.proposer is None else self.proposer.seconds)
 
     def wants(self, request: Request) -> bool:
         if request.mask is not None and self._forced(request):
             return True
-        return self._proposer is not None and self._proposer.wants(request)
+        return self.proposer is not None and self.proposer.wants(request)
 
     def propose(
         self, openings: Sequence[DraftingRequest], batch_tokens: int
     ) -> Mapping[str, Draft]:
-        if self._proposer is not None and all(each.request.mask is None for each in openings):
-            return self._proposer.propose(openings, batch_tokens)
+        if self.proposer is not None and all(each.request.mask is None for each in openings):
+            return self.proposer.propose(openings, batch_tokens)
         begin = time.perf_counter()
         drafts = self._forced_drafts(openings, batch_tokens)
         self._seconds += time.perf_counter() - begin
@@ -111,8 +111,8 @@ class MaskedDrafts:
     def observe(self, request: Request, draft: Draft, num_accepted: int) -> None:
         length = self._lengths.pop(request.request_id, None)
         if length is None:
-            if self._proposer is not None:
-                self._proposer.observe(request, draft, num_accepted)
+            if self.proposer is not None:
+                self.proposer.observe(request, draft, num_accepted)
             return
         own = self._rates.setdefault(request.request_id, _Rates())
         for index in range(min(len(draft), num_accepted + 1)):
@@ -125,14 +125,14 @@ class MaskedDrafts:
     def observe_step(self, batch: Batch, seconds: float) -> None:
         if self._rates:
             self._times.observe(batch, seconds)
-        if self._proposer is not None:
-            self._proposer.observe_step(batch, seconds)
+        if self.proposer is not None:
+            self.proposer.observe_step(batch, seconds)
 
     def forget(self, request: Request) -> None:
         self._rates.pop(request.request_id, None)
         self._lengths.pop(request.request_id, None)
-        if self._proposer is not None:
-            self._proposer.forget(request)
+        if self.proposer is not None:
+            self.proposer.forget(request)
 
     def _forced(self, request: Request) -> Sequence[int]:
         """Return the tokens that a request's mask forces now."""
@@ -182,7 +182,7 @@ class MaskedDrafts:
 
     def _found(self, openings: Sequence[DraftingRequest], batch_tokens: int) -> Mapping[str, Draft]:
         """Return drafts of the other proposer, for those requests that it wants."""
-        proposer = self._proposer
+        proposer = self.proposer
         if proposer is None:
             return {}
         wanted = [each for each in openings if proposer.wants(each.request)]
