@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from typing import Any
 
 StageSeconds = Callable[[int], float]
 """Returns the time of a chunk of so many prompt tokens in the slowest stage, in any unit."""
@@ -53,6 +54,10 @@ class ChunkSeconds:
         first, last = self._seconds[after - 1 : after + 1]
         return first + (last - first) * (num_tokens - start) / (end - start)
 
+    def as_json(self) -> dict[str, Any]:
+        """Return sizes and times."""
+        return {"sizes": self.sizes, "seconds": self._seconds}
+
     def scaled(self, factor: float) -> ChunkSeconds:
         """Return times that are so many times as long."""
         known = dict(zip(self.sizes, self._seconds, strict=True))
@@ -70,18 +75,18 @@ class PromptChunks:
 
     def __init__(self, depth: int, most: int, seconds: StageSeconds | None = None):
         self._later = depth - 1
-        self._seconds = ChunkSeconds(most, seconds or with_step_of(STEP_TOKENS))
+        self.seconds = ChunkSeconds(most, seconds or with_step_of(STEP_TOKENS))
 
     def size(self, total: int) -> int:
         """Return the tokens of each of equal chunks of ``total`` tokens; the last has what is
         left."""
-        counts = {max(1, -(-total // size)) for size in self._seconds.sizes}
+        counts = {max(1, -(-total // size)) for size in self.seconds.sizes}
         count = min(sorted(counts), key=lambda count: self._through(total, count))
         return max(1, -(-total // count))
 
     def _through(self, total: int, count: int) -> float:
         """Time until so many equal chunks are through all stages."""
-        return (count + self._later) * self._seconds(-(-total // count))
+        return (count + self._later) * self.seconds(-(-total // count))
 
 
 def _sizes(most: int) -> Iterator[int]:

@@ -218,12 +218,12 @@ def held_bytes(
 ) -> int:
     """Bytes of the weights that a device of a stage has."""
     total = 0.0
-    shares: dict[tuple[str, str, int, int, int, int, int], WeightShape] = {}  # of many layers
+    shares: dict[tuple[str | int, ...], WeightShape] = {}  # of many layers
     for weight in stage_weights(spec, parallel, stage):
         if embedding_in_host and weight.part == "embedding" and not spec.tie_embeddings:
             continue
-        sizes = weight.outputs, weight.inputs, weight.units, weight.experts, weight.query_heads
-        alike = (weight.name, weight.part, *sizes)
+        sizes = weight.outputs, weight.inputs, weight.units, weight.experts
+        alike = (weight.name, weight.part, *sizes, weight.query_heads, weight.kv_heads)
         if alike not in shares:
             shares[alike] = weight.of_rank(parallel)
         share = shares[alike]

@@ -48,7 +48,7 @@ class Parallel:
 
     def on(self, kind: str) -> Parallel:
         """The layout as devices of a kind (``Device.kind``) have it: processors share matrices by
-        `gather`, others by `sum`."""
+        `gather`, others by `sum`. `octavo.cost.rank.on_devices` knows the model and the engine."""
         scheme: Scheme = "gather" if kind == "cpu" and self.tp > 1 else "sum"
         return replace(self, scheme=scheme)
 

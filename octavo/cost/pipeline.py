@@ -113,7 +113,7 @@ class Pipeline:
             for index, stage in enumerate(self.stages[:-1]):
                 stages[index] += of_inner[stage]
             stages[-1] += self.stages[-1].pass_seconds(rows)
-            sends += self._send(rows.num_tokens)
+            sends += self.send_seconds(rows.num_tokens)
         overhead = self.whole.step_s + num_seqs * self.whole.sequence_s
         return StageTimes(stages, sends, overhead)
 
@@ -126,7 +126,8 @@ class Pipeline:
         `octavo.core.prompt_chunks.StageSeconds`."""
         return max(stage.chunk_seconds(num_tokens) for stage in set(self.stages))
 
-    def _send(self, num_tokens: int) -> float:
+    def send_seconds(self, num_tokens: int) -> float:
+        """Seconds from a stage to the next one, on the mean."""
         link = self.whole.link
         if link is None:
             return 0.0

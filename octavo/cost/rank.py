@@ -16,6 +16,8 @@ from functools import lru_cache
 
 from octavo.base.errors import ConfigError
 from octavo.cost.communication import exchange_of
+from octavo.cost.engine_profile import EngineProfile
+from octavo.cost.hardware import Device
 from octavo.cost.kv import attention_ops
 from octavo.cost.mixers import LatentAttention, Mixer
 from octavo.cost.model_spec import ModelSpec
@@ -74,6 +76,21 @@ def _rows_after(spec: ModelSpec, parallel: Parallel, stage: int) -> int:
     if stage == parallel.pp - 1:
         return 0
     return spec.layers[stage_layers(spec, parallel, stage).stop - 1].rows_after
+
+
+def on_devices(
+    spec: ModelSpec, parallel: Parallel, device: Device, engine: EngineProfile
+) -> Parallel:
+    """The layout as an engine has it on devices of a kind. Where heads do not come out even,
+    devices that add up have some more or less, if the engine can do that."""
+    parallel = parallel.on(device.kind)
+    if parallel.scheme != "sum" or not engine.has_uneven_heads:
+        return parallel
+    mixers = {mixer for layer in spec.layers for mixer in layer.mixers}
+    heads = [mixer.heads for mixer in mixers if not isinstance(mixer, Recurrence)]
+    if any(count % parallel.tp for count in heads):
+        return replace(parallel, scheme="uneven sum")
+    return parallel
 
 
 def check_layout(spec: ModelSpec, parallel: Parallel) -> None:
@@ -190,13 +207,13 @@ def _matrices(
 
 
 # What makes weights of two layers the same to a step: their names and sizes, and their type.
-_Alike = tuple[str, str, str, int, int, int, int, int, int, WeightType]
+_Alike = tuple[str | int | WeightType, ...]
 
 
-def _sizes(part: WeightShape) -> tuple[str, str, str, int, int, int, int, int, int]:
+def _sizes(part: WeightShape) -> tuple[str | int, ...]:
     return (
         *(part.name, part.part, part.op, part.outputs, part.inputs),
-        *(part.units, part.experts, part.experts_per_token, part.query_heads),
+        *(part.units, part.experts, part.experts_per_token, part.query_heads, part.kv_heads),
     )
 
 

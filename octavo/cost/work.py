@@ -309,8 +309,8 @@ def ranks_hit(experts: Experts, num_ranks: int) -> float:
 
 
 def busiest(mean: float, num_ranks: int, most: float, left: float = 1.0) -> float:
-    """What the busiest of some ranks gets on average, where each thing goes to one by chance and
-    ``mean`` to each: about the largest of so many normal numbers, and 1 to ``most``.
+    """Number of things on the busiest of some ranks, where each goes to one by chance and ``mean``
+    to each: about the largest of so many normal numbers, and 1 to ``most``.
 
     ``left``: share of all things that are left, where none is taken twice; it keeps ranks alike.
     """

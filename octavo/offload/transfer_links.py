@@ -86,6 +86,10 @@ class TransferLinks(Transfer):
                 target=self._connect, args=(replica, ticket), name="octavo-kv-link", daemon=True
             ).start()
 
+    def is_linked(self, replica: int) -> bool:
+        """Return whether this one is connected to a replica that computes prompts."""
+        return replica in self._peers and self._peers[replica].is_open
+
     def _connect(self, replica: int, ticket: str) -> None:
         try:
             link = connect(parse_ticket(ticket), self._facts, purpose=f"replica {replica}")

@@ -18,10 +18,6 @@ from octavo.planner.verdict import Verdict
 
 # Share of the usable memory that should be left for the KV cache.
 _ROOMY = 0.2
-# Numbers of streams of which it is asked from which one on steps are shorter in another layout, and
-# the share of the time that counts as shorter.
-_STREAMS = tuple(2**power for power in range(9))
-_SHORTER = 0.98
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +39,6 @@ def decisions(verdict: Verdict) -> list[ServingDecision]:
     deployment, traffic = verdict.deployment, verdict.traffic
     found = [_fits_one_device(deployment, traffic)]
     found += _gains_by_tensors(deployment, traffic)
-    if (experts := whole_experts(verdict)) is not None:
-        found.append(experts)
     if deployment.num_devices > 1:
         found += [_has_fast_link(deployment), _stays_in_a_machine(deployment)]
     found.append(_waits_for_memory(verdict))
@@ -97,37 +91,6 @@ def _step(deployment: Deployment, traffic: Traffic) -> tuple[Prediction, Predict
     """Cost of a step of one stream: its operations, and its communication."""
     cost = deployment.step_cost([Span(traffic.input_len, 1)])
     return cost.compute, cost.comm
-
-
-def whole_experts(verdict: Verdict) -> ServingDecision | None:
-    """Compare whole experts on devices with experts that are cut, or with all experts on each of
-    several copies. None for a model without experts, and for devices that share none."""
-    deployment, parallel = verdict.deployment, verdict.deployment.parallel
-    num_ranks, streams = parallel.tp * parallel.dp, _streams(verdict)
-    if num_ranks == 1 or not any(op.experts for op in deployment.steps.model.matrices):
-        return None
-    span = Span(verdict.traffic.input_len, 1)
-    try:
-        other, whole = (
-            replace(deployment, parallel=replace(parallel, ep=ep)) for ep in (1, num_ranks)
-        )
-        seconds = {
-            count: [each.step_time([span] * count).value for each in (other, whole)]
-            for count in (*_STREAMS, streams)
-        }
-    except ConfigError:
-        return None
-    before, after = seconds[streams]
-    gains = after < _SHORTER * before
-    ahead = [count for count in _STREAMS if seconds[count][1] < _SHORTER * seconds[count][0]]
-    without = "experts cut" if parallel.dp == 1 else "all experts on each copy"
-    return ServingDecision(
-        f"is a step shorter with whole experts on {num_ranks} devices (ep)?",
-        gains,
-        f"{streams:,} at once take {ms(before)} with {without}, and {ms(after)} with whole ones, "
-        + (f"ahead from {ahead[0]:,} on" if ahead else f"not ahead up to {_STREAMS[-1]:,}"),
-        f"ep = {num_ranks}" if gains else "ep = 1: nothing is gained",
-    )
 
 
 def _has_fast_link(deployment: Deployment) -> ServingDecision:

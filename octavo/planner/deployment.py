@@ -18,7 +18,7 @@ from octavo.cost.parallel import Parallel
 from octavo.cost.pipeline import Pipeline, StageTimes
 from octavo.cost.precision import Precision, precision_of
 from octavo.cost.prediction import Prediction
-from octavo.cost.rank import rank_model
+from octavo.cost.rank import on_devices, rank_model
 from octavo.cost.step_cost import StepCost, StepModel
 from octavo.cost.work import Span
 from octavo.planner.closed_batch import ClosedBatch
@@ -100,7 +100,8 @@ class Deployment:
     measured: CalibratedSteps | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "parallel", self.parallel.on(self.device.kind))
+        parallel = on_devices(self.spec, self.parallel, self.device, self.profile)
+        object.__setattr__(self, "parallel", parallel)
 
     @property
     def num_devices(self) -> int:

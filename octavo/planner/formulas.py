@@ -77,6 +77,7 @@ def deployment_document(deployment: Deployment, price: Price | None = None) -> d
         "rank": _rank_json(steps.model),
         "ops": list(_ops_json(steps)),
         "communication": _communication_json(steps.model, steps.efficiency.link),
+        "stages": _stages_json(deployment),
         "efficiency": efficiency_json(steps.efficiency),
         "measured": _measured_json(deployment),
         "memory": _memory_json(deployment),
@@ -107,6 +108,28 @@ def _rank_json(model: RankModel) -> dict[str, Any]:
 
 
 # -- steps ----------------------------------------------------------------------------------------
+
+
+def _stages_json(deployment: Deployment) -> dict[str, Any] | None:
+    """Stages of a pipeline: those that differ, and which is which."""
+    pipeline, stages = deployment.pipeline, deployment.stages
+    if pipeline is None or stages is None:
+        return None
+    kinds = list(dict.fromkeys(pipeline.stages))
+    none, one = (pipeline.send_seconds(rows) for rows in (0, 1))
+    return {
+        "kinds": [
+            {
+                "rank": _rank_json(kind.model),
+                "ops": list(_ops_json(kind)),
+                "communication": _communication_json(kind.model, kind.efficiency.link),
+            }
+            for kind in kinds
+        ],
+        "order": [kinds.index(stage) for stage in pipeline.stages],
+        "send": {"seconds": none, "seconds_per_row": one - none},
+        "chunks": stages.prompt_chunks.seconds.as_json(),
+    }
 
 
 def _ops_json(steps: StepModel) -> Iterator[dict[str, Any]]:

@@ -157,7 +157,7 @@ class _Steps:
 
     def _times(self, streams: float, chunk: Span) -> StageTimes:
         """Seconds in each stage of a step of about so many streams."""
-        return self._costs.times(self._stages, round(streams), chunk)
+        return self._costs.times(self._stages, math.floor(streams + 0.5), chunk)
 
     def num_chunks(self, streams: float) -> int:
         return len(self._prompt_steps(streams))

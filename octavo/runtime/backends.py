@@ -274,7 +274,11 @@ class NativeBackend:
         return StageLayers(ops.kv_layers, ops.state_layers)
 
     def planned_memory(self) -> Sequence[MemoryLine]:
-        lines = [MemoryLine("weights of latent attention", self._model.latent_bytes, "counted")]
+        copies = (
+            self._spec.part.size if self._spec.by_sequences else 1
+        )  # of all heads, in each rank
+        latent_bytes = copies * self._model.latent_bytes
+        lines = [MemoryLine("weights of latent attention", latent_bytes, "counted")]
         experts, tokens = self._model_config.experts, self._spec.max_num_batched_tokens
         if experts is not None:
             sizes = self._model_config.hidden_size, experts.inner, experts.routing.top_k

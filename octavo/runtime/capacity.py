@@ -168,7 +168,8 @@ class Capacity:
     ``ledger``: the uses of a GPU's memory. ``kv_groups``: the model's layer groups that may have
     block tables of their own; None: all layers share one. ``no_sinks``: why requests cannot have
     attention sinks and a window (``core/sink_window.py``); empty if they can. ``state_bytes``: size
-    of the recurrent states of one sequence. ``machines``: of a pipeline over several; all else is
+    of the recurrent states of one sequence. ``num_parts``: ranks that have a part of each layer, of
+    ``kv_bytes_per_token`` each. ``machines``: of a pipeline over several; all else is
     then of all of them together, but for the sizes of memory, which are of this one.
     """
 
@@ -186,6 +187,7 @@ class Capacity:
     state_bytes: int = 0
     num_pools: int = 1  # KV pools of that size, of ranks that have sequences of their own
     machines: tuple[MachineShare, ...] = ()
+    num_parts: int = 1
 
     @property
     def shares(self) -> tuple[MachineShare, ...]:
@@ -240,6 +242,7 @@ def capacity_of(
         no_sinks=_why_no_sinks(config) if has_sinks else _NO_KERNELS_FOR_SINKS,
         state_bytes=state_bytes,
         num_pools=part.size if part.by_sequences else 1,
+        num_parts=1 if part.by_sequences else part.size,
     )
 
 

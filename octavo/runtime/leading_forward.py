@@ -17,6 +17,7 @@ import numpy as np
 
 from octavo.kernels.cpu.program import Program
 from octavo.runtime.forward import KVBlocks
+from octavo.runtime.host_rows import HostRows
 from octavo.runtime.input_batch import BlockTables
 from octavo.runtime.native_forward import NativeForward
 from octavo.runtime.native_kv_cache import NativeCache
@@ -64,6 +65,7 @@ class LeadingCache:
 
     def __init__(self, blocks: KVBlocks, messages: Sender):
         self._blocks, self._messages = blocks, messages
+        self.host: HostRows | None = None  # where ranks share the host blocks
 
     @property
     def num_blocks(self) -> int:
@@ -75,6 +77,8 @@ class LeadingCache:
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
         copies = list(copies)
+        if self.host is not None:
+            self.host.begin_copies()
         self._messages.send(copy_words(copies))
         self._do(partial(self._blocks.copy_blocks, copies))
 
@@ -99,6 +103,7 @@ class LeadingForward(NativeForward):
     """
 
     _tables: RecordedTables
+    kv_cache: LeadingCache
     step_number = 0  # in a pipeline
 
     def __init__(

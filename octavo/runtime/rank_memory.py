@@ -23,6 +23,7 @@ from typing import Any
 from octavo.kernels.cpu.group import ShmGroup
 from octavo.kernels.cpu.library import Library
 from octavo.kernels.parts import Stage
+from octavo.runtime.host_rows import HostFile
 from octavo.runtime.stage_links import PipelinePlace, ShmLink, StepMessages
 
 # The entries of a ticket that are access to memory, where a rank has it.
@@ -39,7 +40,8 @@ def shared(group: ShmGroup | None, place: int, size: int) -> list[int] | None:
 
 def descriptors(ticket: Ticket) -> list[int]:
     """Return the descriptors of a ticket, each once."""
-    return sorted({ticket[name][0] for name in SHARED if ticket[name] is not None})
+    host = [] if ticket["host"] is None else [ticket["host"]]
+    return sorted({*host, *(ticket[name][0] for name in SHARED if ticket[name] is not None)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Membership:
         group: the ranks of its stage; None: it is the only one.
         pipeline: None: there is one stage.
         local_rank: its number among the ranks of its machine.
+        host: memory for the host KV cache of all ranks; None: each has its own.
     """
 
     rank: int
@@ -60,6 +63,7 @@ class Membership:
     group: ShmGroup | None
     pipeline: PipelinePlace | None
     local_rank: int = 0
+    host: HostFile | None = None
 
     @classmethod
     def attach(cls, ticket: Ticket) -> Membership:
@@ -81,7 +85,9 @@ class Membership:
         if not stage.is_whole:
             links = (None if each is None else ShmLink(each) for each in (incoming, outgoing))
             pipeline = PipelinePlace(stage, messages, *links)
-        return cls(ticket["rank"], ticket["size"], messages, group, pipeline, ticket["local_rank"])
+        host = None if ticket["host"] is None else HostFile(ticket["host"])
+        numbers = ticket["rank"], ticket["size"]
+        return cls(*numbers, messages, group, pipeline, ticket["local_rank"], host)
 
 
 class RankMemory:
@@ -108,6 +114,7 @@ class RankMemory:
         def create(size: int) -> ShmGroup:
             return ShmGroup.create(size, is_crowded=is_crowded, library=library, **options)
 
+        self.host = HostFile.create()
         self._messages = create(tp * pp)
         self._groups = [create(tp) for _ in range(pp)] if tp > 1 < pp else []
         self._links = [create(1 + tp) for _ in range(pp - 1)]
@@ -154,6 +161,7 @@ class RankMemory:
             "group": shared(group, place, tp),
             "incoming": shared(before, 1 + place, 1 + tp),
             "outgoing": shared(self._links[stage.index] if sends else None, 0, 1 + tp),
+            "host": self.host.fd,
         }
 
     def abort(self) -> None:
@@ -165,3 +173,4 @@ class RankMemory:
         """Leave the memory, as the home rank too. May be repeated."""
         for group in (self._messages, *self._groups, *self._links):
             group.close()
+        self.host.close()

@@ -75,6 +75,7 @@ class StageMemory:
             "group": shared(self._group, place, self._tp),
             "incoming": shared(self._incoming, place, self._tp),
             "outgoing": None,
+            "host": None,
         }
 
     def abort(self) -> None:

@@ -7,6 +7,7 @@ end of the connection.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from octavo.base.gc_pause import no_collections
 from octavo.kernels.expert_places import ExpertPlaces
@@ -14,12 +15,16 @@ from octavo.models.kv_groups import KVGroups
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.following_forward import Follower, FollowingForward, follow
 from octavo.runtime.forward import Forward
+from octavo.runtime.host_rows import HostMemory
 from octavo.runtime.layout import device_of_rank
 from octavo.runtime.rank_memory import Membership
 from octavo.runtime.rank_process import Connection, Message
 from octavo.sources.open import notes_folder, open_source
 from octavo.system.machine import keep_openmp_patient
 from octavo.system.numa import RankPlace
+
+if TYPE_CHECKING:
+    from octavo.runtime.rank import Rank
 
 
 def serve(membership: Membership, settings: Message, home: Connection) -> None:
@@ -51,9 +56,25 @@ def serve(membership: Membership, settings: Message, home: Connection) -> None:
         if (start := home.receive()) is None:
             return
         rank.keep_hidden_states(start["depths"])
-        rank.start(limits_of(start["limits"]))
-    home.send({"started": True})
+        rank.start(limits := limits_of(start["limits"]))
+    if start.get("shares_host"):  # which ranks on other machines are not told
+        if not _share_host(rank, membership, limits, home):
+            return
+    else:
+        home.send({"started": True})
     follow(membership.messages, follower_of(rank.forward))
+
+
+def _share_host(rank: Rank, membership: Membership, limits: RankLimits, home: Connection) -> bool:
+    """Have the host blocks in the memory of all ranks. False if the home rank has ended."""
+    forward = rank.forward
+    assert isinstance(forward, FollowingForward) and membership.host is not None
+    home.send({"started": True, "block_bytes": forward.cache.block_bytes})
+    if (host := home.receive()) is None:
+        return False
+    sizes = host["part_bytes"], limits.num_host_blocks
+    forward.cache.share_host(HostMemory(membership.host, membership.rank, *sizes))
+    return True
 
 
 def follower_of(forward: Forward) -> Follower:

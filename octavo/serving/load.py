@@ -158,7 +158,7 @@ def _load_engine(
     # A drafter's own KV is of the requests of all ranks.
     of_all = replace(limits, num_blocks=config.cache.num_blocks)
     proposer = drafter.start(of_all) if drafter is not None else None
-    store, peers = _open_store(config, spec, rank, model_config, source.path, transfer)
+    store, peers = _open_store(config, ranks, rank, model_config, source.path, transfer)
     executor: Executor = rank
     if around_executor is not None:
         executor = around_executor(executor)
@@ -302,7 +302,7 @@ def _rank_limits(config: EngineConfig) -> RankLimits:
 
 def _open_store(
     config: EngineConfig,
-    spec: RankSpec,
+    ranks: OneRank,
     rank: Rank,
     model: ModelConfig,
     path: Path,
@@ -313,28 +313,17 @@ def _open_store(
     cache = config.cache
     if cache.offload is None:
         return None, None
-    if cache.offload.is_transferred and spec.num_ranks > 1:
-        raise ConfigError(
-            "prefill_replicas: a replica would pass on the KV of one of its "
-            f"{spec.num_ranks} ranks alone; leave tensor_parallel_size and "
-            "pipeline_parallel_size at 1"
-        )
-    if cache.offload.folder is not None and spec.num_ranks > 1:
-        setting = "pipeline" if spec.part.is_whole else "tensor"
-        raise ConfigError(
-            f"kv_offload to {cache.offload.folder}: its files would have the KV of one of "
-            f"{spec.num_ranks} ranks; give a size of host memory alone, or "
-            f"{setting}_parallel_size=1"
-        )
     from octavo.offload.open_store import open_store
     from octavo.offload.restore_rule import predicted_rule
 
-    content = _KVContent(config, spec, rank, model, path)
+    content = _KVContent(config, ranks.spec, rank, model, path)
 
     def rule() -> RestoreRule:
         return predicted_rule(model, rank.probe(), config.scheduler)
 
-    rows = [memoryview(row) for row in rank.host_blocks]
+    # What stays in host memory is copied there and back by each rank alone.
+    leaves = cache.offload.is_transferred or cache.offload.folder is not None
+    rows = ranks.whole_rows(rank) if leaves else [memoryview(row) for row in rank.host_blocks]
     if transfer is not None:
         from octavo.core.host_kv_cache import HostKVCache
 
@@ -372,6 +361,7 @@ class _KVContent(NamedTuple):
             "byte order": sys.byteorder,
             "kernels": " ".join(map(str, self._kernels)),
             "KV": f"{self.config.cache.dtype}, {self.config.cache.block_size} tokens a block",
+            "layout": f"{self.spec.part.size} ranks, {self.spec.stage.count} stages",
             "layers": _digest(f"{self.config.cache.groups} {of_model}"),
             **fingerprint(self.path),
         }
@@ -383,7 +373,8 @@ class _KVContent(NamedTuple):
 
     @property
     def _kept(self) -> tuple[object, ...]:
-        return self.config.cache.dtype, self.config.cache.block_size, self.config.cache.groups
+        cache, layout = self.config.cache, (self.spec.part.size, self.spec.stage.count)
+        return cache.dtype, cache.block_size, cache.groups, *(() if layout == (1, 1) else layout)
 
 
 def _digest(text: str) -> str:

@@ -13,7 +13,7 @@ ranks.wait_until_started(rank)          what the others could not do is an error
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -49,12 +49,17 @@ class OneRank:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What the "engine" object of the JSON outputs says about other machines."""
+        """Return what the "engine" object of the JSON outputs says about other machines."""
         return {}
 
     def start(self, rank: Rank, limits: RankLimits) -> None: ...
 
     def wait_until_started(self, rank: Rank) -> None: ...
+
+    def whole_rows(self, rank: Rank) -> Sequence[memoryview]:
+        """Return the blocks of the host KV cache with the KV of all ranks, for what keeps them
+        elsewhere. ConfigError if ranks have their parts in memory of their own."""
+        return [memoryview(row) for row in rank.host_blocks]
 
     def when_one_ends(self, callback: Callable[[PeerEndedError], object]) -> None:
         """Have ``callback`` called, in any thread, when another rank has ended by itself: then the

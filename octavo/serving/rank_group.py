@@ -18,6 +18,7 @@ from octavo.kernels.sum_division import SLICES
 from octavo.runtime.backends import why_not_fused, why_not_native
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.followers import Followers
+from octavo.runtime.host_rows import HostMemory, HostRows
 from octavo.runtime.layout import (
     RankBounds,
     device_of_rank,
@@ -25,6 +26,8 @@ from octavo.runtime.layout import (
     why_no_dp_attention,
     why_one_rank,
 )
+from octavo.runtime.leading_forward import LeadingForward
+from octavo.runtime.pipelined_forward import PipelinedForward
 from octavo.runtime.rank_memory import RankMemory
 from octavo.runtime.rank_process import Message
 from octavo.serving.expert_files import PlaceExperts, num_experts_of
@@ -181,6 +184,9 @@ class RankGroup(OneRank):
         memory = RankMemory(size, num_stages, is_crowded=is_crowded)
         membership = memory.home
         own = places[0]
+        self._memory = memory
+        self._num_host_blocks = 0
+        self._rows: HostRows | None = None
         self._adds_up = adds_up
         if adds_up:
             folder = Path(tempfile.mkdtemp(prefix="octavo-ranks-"))
@@ -228,8 +234,15 @@ class RankGroup(OneRank):
 
     def start(self, rank: Rank, limits: RankLimits) -> None:
         self._receive()  # all have loaded
-        depths = sorted(rank.kept_depths)
-        self._followers.send({"limits": dataclasses.asdict(limits), "depths": depths})
+        # Those that add up have KV caches of PyTorch.
+        self._num_host_blocks = 0 if self._adds_up else limits.num_host_blocks
+        self._followers.send(
+            {
+                "limits": dataclasses.asdict(limits),
+                "depths": sorted(rank.kept_depths),
+                "shares_host": self._num_host_blocks > 0,
+            }
+        )
 
     def wait_until_started(self, rank: Rank) -> None:
         """Return when all ranks can take steps, and give the followers to rank 0.
@@ -237,12 +250,35 @@ class RankGroup(OneRank):
         Raises:
             ConfigError: a follower could not load or start; with its last words.
         """
-        self._receive()
+        answers = self._receive()
+        if self._num_host_blocks:
+            self._share_host(rank, [int(answer["block_bytes"]) for answer in answers])
         rank.followers = self._followers
 
-    def _receive(self) -> None:
+    def _share_host(self, rank: Rank, others: Sequence[int]) -> None:
+        """Have the host blocks of all ranks in one memory.
+
+        ``others``: the bytes of a block in ranks 1 and up.
+        """
+        forward = rank.forward
+        assert isinstance(forward, LeadingForward | PipelinedForward)
+        part_bytes = [forward.cache.block_bytes, *others]
+        memory = HostMemory(self._memory.host, 0, part_bytes, self._num_host_blocks)
+        forward.cache.share_host(memory)
+        self._rows = forward.kv_cache.host = HostRows(memory)
+        self._followers.send({"part_bytes": part_bytes})
+
+    def whole_rows(self, rank: Rank) -> Sequence[memoryview]:
+        if self._rows is None:
+            raise ConfigError(
+                f"{self._setting}: ranks of PyTorch's kernels, or of GPUs, have KV in memory of "
+                "their own: leave out kv_offload and prefill_replicas, or set it to 1"
+            )
+        return self._rows
+
+    def _receive(self) -> list[Message]:
         try:
-            self._followers.receive()
+            return self._followers.receive()
         except PeerEndedError as error:
             raise ConfigError(f"{self._setting}: {error}") from error
 

@@ -42,7 +42,8 @@ def serve(membership: Membership, settings: Message, home: HomeConnection) -> No
     places = places_of_stage(settings["tp"], settings["threads"])
     own = {**settings, "places": [dataclasses.asdict(place) for place in places]}
     ranks = StageRanks(membership, places, own)
-    home.when_it_ends(lambda _: ranks.abort())
+    abort = ranks.abort
+    home.when_it_ends(lambda _: abort())
     ranks.when_one_ends(lambda error: home.fail(str(error)))
     facts = machine_facts(places)
     try:
@@ -76,11 +77,14 @@ def machine_facts(places: Sequence[numa.RankPlace]) -> Message:
 
 
 def places_of_stage(tp: int, num_threads: int | None) -> tuple[numa.RankPlace, ...]:
-    """Return the places of the ranks of a stage, which has this machine for itself.
+    """Return the places of the ranks of a stage, which has this machine for itself. One rank has
+    all of it, and is not pinned, as an engine of one rank is not.
 
     Raises:
         ConfigError: there is no thread, or no processor, for each of them.
     """
+    if tp == 1:
+        return (numa.RankPlace(num_threads or machine.cpu().usable_cores),)
     return numa.places(tp, numa.nodes(), num_threads and max(num_threads, tp))
 
 

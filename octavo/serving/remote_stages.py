@@ -111,9 +111,20 @@ class RemoteStages(OneRank):
         except BaseException:
             self._followers.close()
             raise
-        messages = place.messages
-        self._stage.when_one_ends(lambda _: messages.abort())
-        self._followers.when_one_ends(lambda _: self._stage.abort())
+        # Ends of ranks, in their order; None for one on another machine, of which `receive` tells.
+        self._ends = ends = list[PeerEndedError | None]()
+        messages, abort = place.messages, self._stage.abort
+
+        def ended_here(error: PeerEndedError) -> None:
+            ends.append(error)
+            messages.abort()
+
+        def ended_there(_: PeerEndedError) -> None:
+            ends.append(None)
+            abort()
+
+        self._stage.when_one_ends(ended_here)
+        self._followers.when_one_ends(ended_there)
         own, membership = places[0], self._stage.membership
         own.pin()
         super().__init__(
@@ -173,6 +184,12 @@ class RemoteStages(OneRank):
         self._receive()
         rank.followers = self
 
+    def whole_rows(self, rank: Rank) -> Sequence[memoryview]:
+        raise ConfigError(
+            "kv_offload: stages on other machines have their KV there, and a folder here would be "
+            "without it; leave kv_offload out, or give a size of host memory alone (swap_space)"
+        )
+
     def when_one_ends(self, callback: Callable[[PeerEndedError], object]) -> None:
         self._followers.when_one_ends(callback)
         self._stage.when_one_ends(callback)
@@ -191,4 +208,5 @@ class RemoteStages(OneRank):
             self._stage.receive()
             return self._followers.receive()
         except PeerEndedError as error:
-            raise ConfigError(f"pipeline_parallel_size: {self._stage.failure or error}") from error
+            first = self._ends[0] if self._ends else None
+            raise ConfigError(f"pipeline_parallel_size: {first or error}") from error

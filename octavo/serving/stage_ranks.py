@@ -37,21 +37,18 @@ class StageRanks:
 
     def __init__(self, first: Membership, places: Sequence[RankPlace], settings: Message):
         self.membership = first
+        # Ends all waiting on this machine, for ever. May be called from any thread.
+        self.abort: Callable[[], object] = _nothing_waits
         self._followers: Followers | None = None
         if len(places) == 1:
             return
         is_crowded = warn_if_crowded(places, usable_threads(), "tensor_parallel_size")
         assert first.pipeline is not None
-        self._memory = StageMemory(first.pipeline, len(places), is_crowded=is_crowded)
-        self.membership = self._memory.first
+        memory = StageMemory(first.pipeline, len(places), is_crowded=is_crowded)
+        self.membership, self.abort = memory.first, memory.abort
         settings = {**settings, "places": [dataclasses.asdict(place) for place in places]}
         patience_s = settings["spec"]["start_timeout"]
-        self._followers = Followers(_FOLLOWER, self._memory, settings, patience_s=patience_s)
-
-    @property
-    def failure(self) -> EngineError | None:
-        """The end of a process, in words; None as long as all run."""
-        return None if self._followers is None else self._followers.failure
+        self._followers = Followers(_FOLLOWER, memory, settings, patience_s=patience_s)
 
     def wait_for_failure(self) -> EngineError | None:
         """Return the end of a process, once it is known how it came; None if none has ended."""
@@ -71,15 +68,13 @@ class StageRanks:
         """Wait for a message of each of them. PeerEndedError if one has ended instead."""
         return [] if self._followers is None else self._followers.receive()
 
-    def abort(self) -> None:
-        """End all waiting on this machine, for ever. May be called from any thread."""
-        if self._followers is not None:
-            self._memory.abort()
-
     def close(self) -> None:
         """End the other ranks. May be repeated."""
         if self._followers is not None:
             self._followers.close()
+
+
+def _nothing_waits() -> None: ...
 
 
 def warn_if_crowded(places: Sequence[RankPlace], num_cores: float, setting: str) -> bool:

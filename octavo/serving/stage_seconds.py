@@ -26,7 +26,8 @@ def stage_seconds(rank: Rank, config: ModelConfig, device: str) -> StageSeconds 
     from octavo.cost.this_machine import device_of_engine
 
     probe = rank.probe()
-    model = live_rank_model(config, probe.matrices(), probe.kv_bytes_per_token)
+    sizes = probe.matrices(), probe.kv_bytes_per_token
+    model = live_rank_model(config, *sizes, rank.spec.num_ranks)
     try:
         steps = StepFacts(model, device_of_engine(device)).step_model()
     except ConfigError:

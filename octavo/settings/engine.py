@@ -26,7 +26,7 @@ from octavo.core.state_slots import least_slots, slots_per_request
 from octavo.links.ticket import parse_address
 from octavo.models.kv_groups import KVGroups
 from octavo.runtime.capacity import Capacity, MachineShare
-from octavo.runtime.layout import AUTO, parse_ranks
+from octavo.runtime.layout import parse_ranks
 from octavo.settings.kv_offload import HOST_CACHE_TOKENS, OffloadConfig, default_host_blocks
 from octavo.settings.replica_range import ReplicaRange, parse_replicas
 from octavo.settings.speculation import METHOD_CHOICES, SpeculativeConfig
@@ -482,16 +482,6 @@ class EngineArgs:
             raise ConfigError(f"{asked}: KV is found by its prefix: leave enable_prefix_caching on")
         if self.kv_offload is not None:
             raise ConfigError(f"{asked} and kv_offload do not go together: leave out one of them")
-        if self.tensor_parallel_size not in (1, AUTO):
-            raise ConfigError(
-                f"{asked} and tensor_parallel_size={self.tensor_parallel_size} do not go together: "
-                "each rank has a part of the KV, and one would pass on its own alone; leave it at 1"
-            )
-        if self.pipeline_parallel_size > 1:
-            raise ConfigError(
-                f"{asked} and pipeline_parallel_size={self.pipeline_parallel_size} do not go "
-                "together: each stage has a part of the KV; leave it at 1"
-            )
         self.kv_buffer_bytes  # noqa: B018 - checks it
 
     @property
@@ -688,7 +678,7 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
         choices.append(f"max_model_len: {wanted_len}, all that the model has")
     if capacity.ledger is not None:
         choices += capacity.ledger.described(num_blocks * block_bytes)
-    offload = _offload(args, capacity, windows, block_bytes)
+    offload = _offload(args, capacity, windows, block_bytes * capacity.num_parts)
     if offload is not None:
         choices.append(_described(offload, capacity.device))
     num_places = 0 if offload is None else offload.num_places

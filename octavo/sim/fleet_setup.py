@@ -22,7 +22,7 @@ from octavo.cost.model_spec import ModelSpec
 from octavo.cost.parallel import Parallel
 from octavo.cost.pipeline import Pipeline
 from octavo.cost.precision import Precision, precision_of
-from octavo.cost.rank import rank_model
+from octavo.cost.rank import on_devices, rank_model
 from octavo.cost.step_cost import StepModel
 from octavo.offload.restore_rule import predicted_prefill_rule
 from octavo.runtime.capacity import Capacity
@@ -97,8 +97,8 @@ def _place(spec: ModelSpec, settings: FleetSettings, engine: Mapping[str, Any]) 
         replicas=settings.replicas,
         dp_attention=settings.dp_attention,
     )
-    parallel = parallel.on(device.kind)
     known = profile(settings.profile)
+    parallel = on_devices(spec, parallel, device, known)
     precision = precision_of(
         spec, settings.quantization, known.kv_dtype(settings.kv_cache_dtype), settings.dtype
     )

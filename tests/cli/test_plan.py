@@ -174,7 +174,7 @@ def test_the_cheapest(document, octavo):
         (("--slo", "ttft=2s,e2e=1s"), "contradicts"),
         (("--quantization", "int3"), "int"),
         (("--profile", "vlm"), "vllm"),
-        (("--tp", 5, "--hardware", "h100-sxm"), "heads"),
+        (("--tp", 5, "--hardware", "h100-sxm", "--profile", "vllm"), "heads"),
         (("--price", 0, "--hardware", "h100-sxm"), "above 0"),
     ],
 )

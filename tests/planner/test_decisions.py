@@ -52,19 +52,3 @@ def test_a_full_cache_bounds_long_requests():
     long, short = (answers("llama-3.1-8b", "rtx4090", Traffic(length, 16)) for length in (4000, 16))
     assert answer(long, "does the KV cache bound")
     assert not answer(short, "does the KV cache bound")
-
-
-def test_whole_experts_pay_where_each_copy_has_some_requests():
-    one, many = (
-        answers("deepseek-v3", "h200:8", Traffic(concurrency=count), tp=1, dp=8, ep=8)
-        for count in (1, 64)
-    )
-    assert not answer(one, "whole experts") and answer(many, "whole experts")
-
-
-def test_experts_that_are_cut_are_no_worse_in_a_step_of_few():
-    """The busiest of the ranks with whole ones makes the others wait."""
-    found = answers("deepseek-v3", "h200:8", Traffic(concurrency=1), tp=8, ep=8)
-    assert not answer(found, "whole experts on 8 devices")
-    assert not any("whole experts" in each for each in answers("deepseek-v3", "mi300x:16", tp=1))
-    assert not any("whole experts" in each for each in answers("llama-3.1-8b", "h100-sxm:2", tp=2))

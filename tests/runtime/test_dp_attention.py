@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from faults import FaultyScheduler, every
 from fused_models import CONFIGS, random_model
 from hash_model import FunctionProposer
 from native_requests import make_requests, short_requests
+from rank_threads import lone_follower
 
+from octavo.base.errors import EngineError
 from octavo.core.batch import Draft
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
@@ -20,6 +24,7 @@ from octavo.kernels.fused_ops import CannotFuse, FusedLatentAttention, FusedLine
 from octavo.kernels.parts import Part
 from octavo.quantization.ggml_types import GGMLType
 from octavo.runtime.op_program import plan_step
+from octavo.runtime.step_words import COPY, HAS_OWNERS, STEP, BadMessage, StepHeader
 
 pytestmark = pytest.mark.skipif(not library.runnable(), reason="no native library was built")
 
@@ -202,6 +207,76 @@ def test_a_prefix_is_found_where_it_is_cached(latents, run_all):
         assert by_name["a"].stats.num_cached_tokens == (96 if index else 0)
     assert answers["0 a"] == answers["1 a"]
     assert answers["0 b"] == answers["1 b"]
+
+
+# -- messages -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sent(latents, run_all):
+    """The messages of a run with all kinds of steps, and copies of blocks."""
+    messages: list[np.ndarray] = []
+    engine = with_own_sequences(latents)
+    forward = engine.executor.forward
+    group = forward._messages
+
+    class Kept:
+        def send(self, words):
+            messages.append(np.array(words, dtype=np.int32))
+            group.send(words)
+
+    forward._messages = forward.kv_cache._messages = Kept()
+    run_all(engine, [*make_requests(CONFIG.vocab_size), *samples_of([5, 6, 7], 3)])
+    assert {int(message[0]) for message in messages} >= {STEP, COPY}
+    return messages
+
+
+OWNERS = 1 + StepHeader._fields.index("flags")
+
+
+def test_a_step_has_to_say_whose_its_sequences_are(latents, sent):
+    follower = lone_follower(with_own_sequences(latents).executor, latents.model, CONFIG)
+    by_heads = lone_follower(latents.engine(kernels="native", tp=2).executor, latents.model, CONFIG)
+    message = next(each for each in sent if each[0] == STEP)
+    with pytest.raises(BadMessage, match="where attention is divided by heads"):
+        by_heads.obey(message)
+    without = message.copy()
+    without[OWNERS] &= ~HAS_OWNERS
+    with pytest.raises(BadMessage, match="does not say whose"):
+        follower.obey(without)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_damaged_messages_are_refused_or_harmless(latents, sent, seed):
+    """Cut, and with other numbers in them: none reads or writes beyond an array."""
+    engine = with_own_sequences(latents)
+    follower = lone_follower(engine.executor, latents.model, CONFIG)
+    chosen, refused = random.Random(seed), 0
+    for _ in range(150):
+        message = chosen.choice(sent).copy()
+        for _ in range(chosen.randrange(1, 4)):
+            place = chosen.randrange(min(len(message), 40))
+            message[place] = chosen.choice(
+                [0, 1, -1, 2**31 - 1, -(2**31), chosen.randrange(300), int(message[place]) ^ 1]
+            )
+        if chosen.random() < 0.3:
+            message = message[: chosen.randrange(1, len(message) + 1)]
+        try:
+            follower.obey(message)
+        except (BadMessage, EngineError):
+            refused += 1
+    assert refused > 50
+
+
+@pytest.mark.parametrize("owned", [(0, 9), (3, 1), (-1, 1), (2, -1)])
+def test_own_rows_lie_within_the_step(latents, run_all, owned):
+    """As the kernels check again what a follower has checked."""
+    engine = latents.engine(kernels="native")
+    run_all(engine, short_requests(CONFIG.vocab_size, count=2))
+    forward = engine.executor.forward
+    forward._arguments.first_own_seq, forward._arguments.num_own_seqs = owned
+    with pytest.raises(EngineError, match="sequences from .* on are the rank's own"):
+        forward._step(0)
 
 
 # -- families, experts and formats ----------------------------------------------------------------

@@ -48,6 +48,7 @@ def start():
         opened.append(followers)
         return memory.home.messages, followers
 
+    begin.opened = opened
     yield begin
     for each in reversed(opened):
         each.close()
@@ -164,8 +165,9 @@ def test_close_ends_them_even_if_they_are_stopped_and_leaves_nothing(start):
         group.meet()
     with pytest.raises(EngineError, match="have been ended"):
         followers.receive()
-    group.close()
-    group.close()
+    memory, _ = start.opened
+    memory.close()
+    memory.close()
     assert set(os.listdir("/proc/self/fd")) == files
     assert "octavo-group" not in Path("/proc/self/maps").read_text()
     assert "octavo-followers" not in [thread.name for thread in threading.enumerate()]

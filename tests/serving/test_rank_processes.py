@@ -18,8 +18,10 @@ import pytest
 
 from octavo import LLM, SamplingParams, cli
 from octavo.base.errors import ConfigError, EngineError
+from octavo.core.host_kv_cache import AlwaysRestore
 from octavo.core.request import Request
 from octavo.kernels.cpu import library
+from octavo.offload import restore_rule
 from octavo.serving import rank_group
 from octavo.serving.load import load_engine
 from octavo.settings.engine import EngineArgs
@@ -218,15 +220,47 @@ def test_an_engine_folder(tiny_model, tmp_path, alone):
             assert answers(llm) == expected
 
 
-@pytest.mark.parametrize("setting", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_kv_in_a_folder_is_refused(tiny_model, tmp_path, setting):
-    with pytest.raises(ConfigError, match=f"one of 2 ranks; .*{setting}=1"):
-        LLM(
-            str(tiny_model),
-            **{setting: 2},
-            kv_offload=f"{tmp_path}:64MiB",
-            **SETTINGS,
-        )
+LAYOUTS = [
+    {"tensor_parallel_size": 2},
+    {"pipeline_parallel_size": 2},
+    {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+]
+
+
+@pytest.fixture
+def _always_reads(monkeypatch):
+    """A model this small is sooner computed."""
+    monkeypatch.setattr(restore_rule, "predicted_rule", lambda *_: AlwaysRestore())
+
+
+def cached(model, tmp_path, **settings):
+    """Answers to a prompt of 75 tokens, how many of them were in the folder, and its errors."""
+    place = f"{tmp_path}:1MiB"
+    with LLM(str(model), kv_offload=place, **{**SETTINGS, "threads": 4, **settings}) as llm:
+        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=0)
+        (output,) = llm.generate([{"prompt_token_ids": [*range(5, 80)]}], params)
+        stats = llm._text_engine.engine.stats()
+        logprobs = output.outputs[0].logprobs
+        found = (output.outputs[0].token_ids, logprobs, stats.kv_store_errors)
+        return found, stats.prefix_tokens_from_disk
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_kv_of_all_ranks_is_found_again_in_a_folder(tiny_model, tmp_path, layout, _always_reads):
+    expected, _ = cached(tiny_model, tmp_path / "of one")
+    for from_folder in (0, 64):
+        assert cached(tiny_model, tmp_path / "of all", **layout) == (expected, from_folder)
+    assert followers_of(os.getpid()) == []
+
+
+def test_another_layout_finds_nothing(tiny_model, tmp_path, _always_reads):
+    found = [cached(tiny_model, tmp_path, **layout) for layout in ({}, *LAYOUTS)]
+    assert found == [(found[0][0], 0)] * 4
+
+
+def test_ranks_that_add_up_keep_no_kv_elsewhere(tiny_model, tmp_path):
+    with pytest.raises(ConfigError, match="have KV in memory of their own"):
+        cached(tiny_model, tmp_path, tensor_parallel_size=2, kernels="fused")
     assert followers_of(os.getpid()) == []
 
 

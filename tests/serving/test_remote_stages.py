@@ -251,6 +251,15 @@ def test_a_rank_there_that_cannot_load_is_told_in_its_words(model):
     assert not [pid for pid in all_ranks() if is_running(pid)]
 
 
+def test_a_rank_here_that_cannot_load_is_told_in_its_words(model, monkeypatch):
+    monkeypatch.setattr("octavo.serving.stage_ranks._FOLLOWER", "refusing_follower")
+    with pytest.raises(
+        ConfigError, match=r"size: rank 1 of 4 ended with .*\n.*no room for this rank"
+    ):
+        LLM(str(model), **stages(2), tensor_parallel_size=2, **SETTINGS)
+    assert not [pid for pid in all_ranks() if is_running(pid)]
+
+
 def test_the_machine_that_has_room_for_the_fewest_blocks_sizes_the_pool(model):
     """It has a quarter of a MiB, half of which is for KV, of two of the four layers."""
     with LLM(str(model), **stages(2), **SETTINGS) as llm:

@@ -301,14 +301,6 @@ def test_none_is_the_default_of_a_setting_and_numpys_numbers_are_numbers():
             "do not go together",
         ),
         (
-            {"prefill_replicas": 1, "data_parallel_size": 2, "tensor_parallel_size": 2},
-            "a part of the KV",
-        ),
-        (
-            {"prefill_replicas": 1, "data_parallel_size": 2, "pipeline_parallel_size": 2},
-            "each stage has a part",
-        ),
-        (
             {"prefill_replicas": 1, "data_parallel_size": 2, "kv_buffer_size": "much"},
             "no size in bytes",
         ),
@@ -328,6 +320,19 @@ def test_a_server_needs_replicas_for_answers(size, words):
     with pytest.raises(ConfigError, match="only a server has replicas for prompts"):
         args.refuse_replicas()
     EngineArgs("m", prefill_replicas=2, data_parallel_size=3, distributed="ray").check_server()
+
+
+def test_a_block_has_the_parts_of_all_ranks():
+    args = EngineArgs(
+        "m",
+        data_parallel_size=2,
+        prefill_replicas=1,
+        kv_buffer_size="1MiB",
+        tensor_parallel_size=2,
+        pipeline_parallel_size=2,
+    )
+    capacity = Capacity("cpu", "float32", 512, 64, 1 << 30, "float32", num_parts=2)
+    assert resolve(args, capacity).cache.offload.num_places == (1 << 20) // (16 * 64 * 2)
 
 
 def test_arriving_kv_has_places_in_host_memory():

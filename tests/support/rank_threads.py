@@ -59,7 +59,7 @@ def membership_of(memory: RankMemory, number: int) -> Membership:
     copies = {fd: os.dup(fd) for fd in descriptors(ticket)}
     entries = {name: ticket[name] for name in SHARED if ticket[name] is not None}
     mine = {name: [copies[fd], place, size] for name, (fd, place, size) in entries.items()}
-    return Membership.attach(ticket | mine)
+    return Membership.attach(ticket | mine | {"host": copies[ticket["host"]]})
 
 
 def _joined(spec: RankSpec, membership: Membership) -> RankSpec:

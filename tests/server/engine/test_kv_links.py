@@ -7,16 +7,23 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("cryptography", reason="connections between machines need certificates")
 
+import placed_replicas  # noqa: E402
 from placed_replicas import answer, children_of, play, request, until  # noqa: E402
+from slow_computing import slow_computing  # noqa: E402
 
 from octavo.core.disaggregation import LongerThan  # noqa: E402
-from octavo.cost.this_machine import this_machine  # noqa: E402
 
+ALONE = ("unshare", "-rnm")
+CABLE = ("here", "type", "veth", "peer", "name", "there")
+SCRIPT = Path(placed_replicas.__file__).with_name("kv_on_two_machines.py")
 PROMPTS = [[number, *range(20, 200)] for number in range(3, 11)]
 ROLES = {
     "size": 2,
@@ -54,14 +61,7 @@ async def until_linked(engine):
 @pytest.fixture(scope="module", autouse=True)
 def slow_machine(tmp_path_factory):
     """A machine on which computing takes longer than whatever KV takes to come."""
-    home = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OCTAVO_HOME", str(home))
-        this_machine()
-        file = home / "machine.json"
-        known = json.loads(file.read_text())
-        rates = {name: value / 1e5 for name, value in known.items() if name.endswith("_per_s")}
-        file.write_text(json.dumps({**known, **rates}))
+    with slow_computing(tmp_path_factory.mktemp("home")):
         yield
 
 
@@ -118,6 +118,25 @@ def engines_by_number(launchers):
     engines = children_of(launchers._opened.driver.pid)
     (prefill,) = filter(writes, engines)
     return [prefill, *(pid for pid in engines if pid != prefill)]
+
+
+@pytest.mark.long
+def test_kv_comes_over_a_cable_and_what_does_not_is_computed(tiny_model, expected):
+    """Two namespaces of the network: neither end of a cable that is cut is told."""
+    try:
+        subprocess.run([*ALONE, "ip", "link", "add", *CABLE], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network namespaces for a user here: {error}")
+    done = subprocess.run(
+        [*ALONE, sys.executable, str(SCRIPT), str(tiny_model)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["over the cable"] == expected
+    assert said["tokens from there"] >= len(PROMPTS) * 176
+    assert said["cut"] == said["afterwards"] and len(said["cut"]) == len(PROMPTS)
 
 
 def test_a_ticket_that_nobody_uses_harms_nothing(tiny_model, expected):
