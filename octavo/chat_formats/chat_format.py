@@ -1,0 +1,242 @@
+"""`ChatFormat`, the way in which a family of models writes thoughts and calls of tools."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+from octavo.chat_formats.message_writer import MessageWriter
+from octavo.chat_formats.messages import ParsedMessage
+from octavo.chat_formats.output_parser import OutputParser, parse_whole
+from octavo.chat_formats.text_stream import MalformedCall, Reading, Tags, TextStream
+from octavo.chat_formats.thoughts import ThoughtTags, ends_in_thought, thought_tags
+from octavo.chat_formats.tools import Tool, tools_of
+from octavo.core.structured_outputs import StructuredOutputs
+
+
+class Template(NamedTuple):
+    """The parts of a model that say which format it writes.
+
+    Args:
+        source: of the chat template.
+        special_tokens: ids of the vocabulary's control tokens by text.
+    """
+
+    source: str
+    special_tokens: Mapping[str, int]
+
+    @property
+    def knows_tools(self) -> bool:
+        """True if the template writes tools into prompts."""
+        return "tools" in self.source
+
+    def has(self, *texts: str) -> bool:
+        """Tell whether the source has all of these texts."""
+        return all(text in self.source for text in texts)
+
+
+class ChatFormat:
+    """A format: how calls begin, how they are read, and the grammar of them.
+
+    A new one is a subclass in a file of its own, and a line in the registry. It gives `name`,
+    `fits`, and
+
+    - ``openers``, the tags that begin a call or a group of calls, the usual one first, with
+      `read_call`, which reads what follows one of them; and ``closers``, further tags of its own;
+    - or, for calls without a tag, ``bare_beginnings``, the characters with which they begin, and
+      `read_bare_call`, which reads a message that begins with one of them;
+    - `call`, the grammar of what follows the opener.
+
+    Methods that read raise `MalformedCall` where the text is no call: it then is content.
+
+    Attributes:
+        template: the template that it was chosen for.
+        thoughts: the tags of thoughts; None if the model has none.
+    """
+
+    name: ClassVar[str]
+    openers: ClassVar[tuple[str, ...]] = ()
+    closers: ClassVar[tuple[str, ...]] = ()
+    bare_beginnings: ClassVar[str] = ""
+
+    def __init__(self, template: Template):
+        self.template = template
+        self.thoughts = self.thought_tags()
+
+    @classmethod
+    def fits(cls, template: Template) -> bool:
+        """Tell whether a template's model writes calls in this format."""
+        raise NotImplementedError
+
+    def thought_tags(self) -> ThoughtTags | None:
+        """Return the tags of the model's thoughts."""
+        return thought_tags(self.template.source, self.template.special_tokens)
+
+    def begins_in_thought(self, prompt: str) -> bool:
+        """Tell whether an answer to a rendered prompt begins within a thought."""
+        return self.thoughts is not None and ends_in_thought(
+            prompt, self.thoughts, self.template.special_tokens
+        )
+
+    def new_id(self, index: int, name: str) -> str:
+        """Return an id for the call of an index in its message."""
+        return f"call_{secrets.token_hex(12)}"
+
+    def prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+    ) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]] | None]:
+        """Return the messages and the tools that the template is given.
+
+        A format whose templates know no tools writes them, and earlier calls, into messages.
+        """
+        return list(messages), [tool.to_dict() for tool in tools] or None
+
+    # -- the parser -------------------------------------------------------------------------------
+
+    def parser(
+        self,
+        tools: Iterable[Any] | None = None,
+        *,
+        begins_in_thought: bool = False,
+        is_constrained: bool = False,
+    ) -> OutputParser:
+        """Make the parser of one answer.
+
+        Args:
+            tools: those that may be called; without any, nothing is a call.
+            begins_in_thought: see the method of this name.
+            is_constrained: whether a grammar keeps calls valid. Their arguments then leave as they
+                come; else they are kept until a call is whole, for if it is malformed, its text is
+                content.
+        """
+        known = {tool.name: tool for tool in tools_of(tools)}
+        stream = TextStream()
+        message = MessageWriter(stream, self.new_id, holds_calls=not is_constrained)
+        reading = self._read(stream, message, known, begins_in_thought)
+        return OutputParser(stream, message, reading)
+
+    def read_call(
+        self, opener: str, stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool]
+    ) -> Reading[None]:
+        """Read the call, or calls, after an opener."""
+        raise NotImplementedError
+
+    def read_bare_call(
+        self, stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool]
+    ) -> Reading[None]:
+        """Read the call, or calls, with which a message without a tag begins."""
+        raise NotImplementedError
+
+    def _read(
+        self,
+        stream: TextStream,
+        message: MessageWriter,
+        tools: Mapping[str, Tool],
+        begins_in_thought: bool,
+    ) -> Reading[None]:
+        tags = self._tags_with_tools if tools else self._tags_without_tools
+        tag = (yield from self._read_thought(stream, message)) if begins_in_thought else ""
+        plain_until = 0  # what was read as a call, and is none, ends here
+        while True:
+            if tools and tag in self.openers:
+                call = self.read_call(tag, stream, message, tools)
+                plain_until = yield from self._try(call, stream, message, had_tag=True)
+            elif self.thoughts is not None and tag == self.thoughts.begin:
+                tag = yield from self._read_thought(stream, message)
+                continue
+            elif tools and self.bare_beginnings and not message.has_content:
+                first = yield from stream.skip_space(message.content)
+                if first and first in self.bare_beginnings and stream.position >= plain_until:
+                    call = self.read_bare_call(stream, message, tools)
+                    plain_until = yield from self._try(call, stream, message, had_tag=False)
+            tag = yield from stream.up_to(tags, message.content)
+            if not tag:
+                return
+            if stream.position - len(tag) < plain_until:
+                tag = ""
+
+    def _try(
+        self, call: Reading[None], stream: TextStream, message: MessageWriter, *, had_tag: bool
+    ) -> Reading[int]:
+        """Read a call; if it is none, go back.
+
+        Returns:
+            The position up to which the text is content for certain.
+        """
+        stream.keep()
+        try:
+            yield from call
+        except MalformedCall as error:
+            message.abandon_call(str(error), had_tag=had_tag)
+            return stream.unread()
+        stream.stop_keeping()
+        return 0
+
+    def _read_thought(self, stream: TextStream, message: MessageWriter) -> Reading[str]:
+        """Read a thought.
+
+        Returns:
+            The opener of a call that ended it, as a control token does that no thought contains;
+            else an empty text.
+        """
+        assert self.thoughts is not None, "the model has no thoughts"
+        message.begin_thought()
+        while True:
+            tag = yield from stream.up_to(self._tags_of_thoughts, message.reasoning)
+            if not tag or tag == self.thoughts.end or tag in self.openers:
+                message.end_thought()
+                return tag if tag in self.openers else ""
+
+    @cached_property
+    def _tags_with_tools(self) -> Tags:
+        return Tags((*self.openers, *self.closers, *(self.thoughts or ()), *self._specials))
+
+    @cached_property
+    def _tags_without_tools(self) -> Tags:
+        return Tags((*(self.thoughts or ()), *self._specials))
+
+    @cached_property
+    def _tags_of_thoughts(self) -> Tags:
+        return Tags((*(self.thoughts or ()), *self._specials))
+
+    @property
+    def _specials(self) -> Iterable[str]:
+        return self.template.special_tokens
+
+    # -- the grammar ------------------------------------------------------------------------------
+
+    def constraint(
+        self,
+        tools: Iterable[Any] | None,
+        choice: Any = None,
+        *,
+        parallel: bool = True,
+        begins_in_thought: bool = False,
+    ) -> StructuredOutputs | None:
+        """Return the constraint of an answer; None if it is free.
+
+        With a call that is required, a finished answer is calls alone, after a thought maybe. Else
+        content is free, and what follows an opener is a call. Arguments are valid by the schemas.
+
+        Args:
+            choice: OpenAI's ``tool_choice``, or a `ToolChoice`.
+            parallel: whether there may be several calls.
+            begins_in_thought: see the method of this name.
+
+        Raises:
+            InvalidRequestError: tools or choice are wrong, or ask for what the format cannot say.
+        """
+        return None
+
+
+def parse(
+    format: ChatFormat, text: str, tools: Iterable[Any] | None = None, **options: bool
+) -> ParsedMessage:
+    """Return the message that a whole text is.
+
+    Args:
+        options: those of `ChatFormat.parser`.
+    """
+    return parse_whole(format.parser(tools, **options), text)
