@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
+from octavo.chat_formats.grammar import Grammar
 from octavo.chat_formats.message_writer import MessageWriter
 from octavo.chat_formats.messages import ParsedMessage
 from octavo.chat_formats.output_parser import OutputParser, parse_whole
 from octavo.chat_formats.text_stream import MalformedCall, Reading, Tags, TextStream
 from octavo.chat_formats.thoughts import ThoughtTags, ends_in_thought, thought_tags
-from octavo.chat_formats.tools import Tool, tools_of
+from octavo.chat_formats.tools import Tool, ToolChoice, tools_of
 from octavo.core.structured_outputs import StructuredOutputs
 
 
@@ -47,7 +48,8 @@ class ChatFormat:
       `read_call`, which reads what follows one of them; and ``closers``, further tags of its own;
     - or, for calls without a tag, ``bare_beginnings``, the characters with which they begin, and
       `read_bare_call`, which reads a message that begins with one of them;
-    - `call`, the grammar of what follows the opener.
+    - `call`, the grammar of what follows the opener, and ``repeats``, whether there may be another
+      opener after that; for bare calls also `like_a_bare_call`.
 
     Methods that read raise `MalformedCall` where the text is no call: it then is content.
 
@@ -60,6 +62,7 @@ class ChatFormat:
     openers: ClassVar[tuple[str, ...]] = ()
     closers: ClassVar[tuple[str, ...]] = ()
     bare_beginnings: ClassVar[str] = ""
+    repeats: ClassVar[bool] = True
 
     def __init__(self, template: Template):
         self.template = template
@@ -228,7 +231,71 @@ class ChatFormat:
         Raises:
             InvalidRequestError: tools or choice are wrong, or ask for what the format cannot say.
         """
-        return None
+        known = tools_of(tools)
+        if not known:
+            return None
+        if not isinstance(choice, ToolChoice):
+            choice = ToolChoice.of(choice, known)
+        among = choice.among(known)
+        grammar = Grammar(self.template.special_tokens)
+        parts = []
+        if begins_in_thought:
+            assert self.thoughts is not None, "the model has no thoughts"
+            parts.append(grammar.up_to(self.thoughts.end))
+        if choice.mode == "required":
+            before = grammar.gap() if begins_in_thought else self._own_thought(grammar)
+            parts += [before, self._calls(grammar, among, parallel)]
+        else:
+            parts.append(self._content(grammar, among, parallel))
+        return StructuredOutputs(grammar=grammar.source(" ".join(filter(None, parts))))
+
+    def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
+        """Return the grammar of what follows the opener, with all that closes it: a call of one of
+        the tools, or a group of calls if ``parallel`` and the format writes several behind one
+        opener. A bare call begins `Grammar.after_gap`, with all that tells it from content."""
+        raise NotImplementedError
+
+    def like_a_bare_call(self, tools: Sequence[Tool]) -> str:
+        """Return a regular expression of the content that would be taken for a bare call, or for
+        the beginning of one."""
+        raise NotImplementedError
+
+    def _calls(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
+        call = self.call(grammar, tools, parallel)
+        if self.bare_beginnings:
+            return call
+        call = grammar.rule(f"{grammar.text(self.openers[0])} {call}")
+        again = f" ({grammar.gap()} {call})*" if parallel and self.repeats else ""
+        return call + again
+
+    def _own_thought(self, grammar: Grammar) -> str:
+        """Return the grammar of a thought with which a model may begin."""
+        if self.thoughts is None:
+            return ""
+        begin, end = self.thoughts
+        return f"({grammar.after_gap(begin)} {grammar.up_to(end)} {grammar.gap()})?"
+
+    def _content(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
+        """Return the grammar of free text, in which calls are valid."""
+        tags = {*self.openers, *((self.thoughts.begin,) if self.thoughts else ())}
+        if self.bare_beginnings:
+            text = grammar.free(tags, not_like=self.like_a_bare_call(tools))
+            calls = f"{self.call(grammar, tools, parallel)} | " if tools else ""
+            return f"{self._own_thought(grammar)} ({calls}{text})"
+        parts = []
+        if self.thoughts is not None:
+            begin, end = self.thoughts
+            parts.append(grammar.rule(f"{grammar.up_to(begin, tags)} {grammar.up_to(end)}"))
+        last = ""
+        if tools:
+            before = grammar.up_to(self.openers[0], tags)
+            call = grammar.rule(f"{before} {self.call(grammar, tools, parallel)}")
+            if parallel:
+                parts.append(call)
+            else:
+                last = f"{call}? "
+        repeated = f"({' | '.join(parts)})* " if parts else ""
+        return repeated + last + grammar.free(tags)
 
 
 def parse(

@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.chat_formats.chat_format import ChatFormat, Template
-from octavo.chat_formats.json_calls import read_json_calls
+from octavo.chat_formats.grammar import Grammar
+from octavo.chat_formats.json_calls import json_calls, read_json_calls
 from octavo.chat_formats.message_writer import MessageWriter
 from octavo.chat_formats.text_stream import Reading, TextStream
 from octavo.chat_formats.tools import Tool
 
 _KEY = "tool_calls"
+_OPENING, _CLOSING = f'{{"{_KEY}": [', "]}"
 _INSTRUCTIONS = """You may call these tools:
 {tools}
 
@@ -67,6 +69,13 @@ class GenericJSON(ChatFormat):
         yield from read_json_calls(stream, message, tools, is_known=True)
         yield from stream.skip_space()
         yield from stream.expect("}")
+
+    def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
+        calls = json_calls(grammar, tools, parallel)
+        return f"{grammar.after_gap(_OPENING)} {calls} {grammar.text(_CLOSING)}"
+
+    def like_a_bare_call(self, tools: Sequence[Tool]) -> str:
+        return r'\s*\{\s*"tool_calls"(?s:.*)'
 
 
 def _plain_message(message: Mapping[str, Any]) -> Mapping[str, Any]:

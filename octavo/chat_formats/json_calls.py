@@ -1,9 +1,10 @@
-"""Reading of calls that are JSON objects with a name and arguments."""
+"""Calls that are JSON objects with a name and arguments: how they are read, and their grammar."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from octavo.chat_formats.grammar import Grammar, either
 from octavo.chat_formats.message_writer import MessageWriter
 from octavo.chat_formats.text_stream import MalformedCall, Put, Reading, TextStream, load_json
 from octavo.chat_formats.tools import Tool
@@ -107,3 +108,27 @@ def begin_call(
             raise MalformedCall(f"no tool has the name {name!r:.80}")
         message.warnings.append(f"no tool has the name {name!r:.80}")
     message.begin_call(name, call_id)
+
+
+def json_call(grammar: Grammar, tools: Sequence[Tool], key: str = "arguments") -> str:
+    """Return the grammar of a call ``{"name": …, "arguments": {…}}`` of one of the tools."""
+    return grammar.rule(
+        either(
+            f'{grammar.text(json_call_head(tool, key))} {grammar.json(tool.parameters)} "}}"'
+            for tool in tools
+        )
+    )
+
+
+def json_call_head(tool: Tool, key: str = "arguments") -> str:
+    """Return the text of a call up to its arguments."""
+    return f'{{"name": "{tool.name}", "{key}": '
+
+
+def json_calls(
+    grammar: Grammar, tools: Sequence[Tool], parallel: bool, key: str = "arguments"
+) -> str:
+    """Return the grammar of calls between the brackets of a list; of just one, if not
+    ``parallel``."""
+    call = json_call(grammar, tools, key)
+    return f'{call} (", " {call})*' if parallel else call

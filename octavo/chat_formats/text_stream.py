@@ -297,5 +297,5 @@ def load_json(text: str) -> object:
 
     try:
         return json.loads(text, parse_constant=refuse)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise MalformedCall(f"it is no JSON: {error}") from None

@@ -1,0 +1,75 @@
+"""Llama 3's calls in JSON, without a tag before them or with ``<|python_tag|>``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from octavo.chat_formats.chat_format import ChatFormat, Template
+from octavo.chat_formats.grammar import Grammar, either
+from octavo.chat_formats.json_calls import json_call, json_call_head, read_json_calls
+from octavo.chat_formats.message_writer import MessageWriter
+from octavo.chat_formats.text_stream import Reading, TextStream
+from octavo.chat_formats.tools import Tool
+
+_TAG = "<|python_tag|>"
+_KEY = "parameters"
+_SEPARATOR = "; "
+
+
+class LlamaJSON(ChatFormat):
+    """``{"name": …, "parameters": {…}}``, which is the whole answer; several have ``;`` between
+    them.
+
+    Without the tag it is a call only if a tool has the name.
+    """
+
+    name = "llama-json"
+    openers = (_TAG,)
+    bare_beginnings = "{"
+
+    @classmethod
+    def fits(cls, template: Template) -> bool:
+        return template.has('"parameters": dictionary of argument name') or template.has(_TAG)
+
+    def read_call(
+        self, opener: str, stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool]
+    ) -> Reading[None]:
+        yield from self._read_calls(stream, message, tools, is_known=False)
+
+    def read_bare_call(
+        self, stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool]
+    ) -> Reading[None]:
+        yield from self._read_calls(stream, message, tools, is_known=True)
+
+    def _read_calls(
+        self,
+        stream: TextStream,
+        message: MessageWriter,
+        tools: Mapping[str, Tool],
+        *,
+        is_known: bool,
+    ) -> Reading[None]:
+        while True:
+            yield from stream.skip_space()
+            yield from read_json_calls(stream, message, tools, is_known=is_known)
+            if (yield from stream.skip_space()) not in (";", "{"):
+                return
+            yield from stream.starts_with(";")
+
+    def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
+        first = grammar.rule(
+            either(
+                f"{grammar.after_gap(json_call_head(tool, _KEY))} "
+                f'{grammar.json(tool.parameters)} "}}"'
+                for tool in tools
+            )
+        )
+        tag = f"({grammar.text(_TAG)})? " if _TAG in self.template.special_tokens else ""
+        if not parallel:
+            return tag + first
+        return f"{tag}{first} ({grammar.text(_SEPARATOR)} {json_call(grammar, tools, _KEY)})*"
+
+    def like_a_bare_call(self, tools: Sequence[Tool]) -> str:
+        names = "|".join(re.escape(tool.name) for tool in tools)
+        return rf'\s*\{{\s*"name"\s*:\s*"({names})"(?s:.*)'
