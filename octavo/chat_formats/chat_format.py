@@ -132,6 +132,17 @@ class ChatFormat:
         """Read the call, or calls, with which a message without a tag begins."""
         raise NotImplementedError
 
+    def read_end(self, stream: TextStream, tag: str) -> Reading[None]:
+        """Read the tag that ends a call, which may be missing before another tag, and at the end.
+
+        Raises:
+            MalformedCall: something else follows.
+        """
+        if not (yield from stream.skip_space()) or (yield from stream.starts_with(tag)):
+            return
+        if not (yield from stream.is_at(self._tags_with_tools)):
+            raise MalformedCall(f"{tag!r} is missing")
+
     def _read(
         self,
         stream: TextStream,

@@ -69,6 +69,7 @@ class GenericJSON(ChatFormat):
         yield from read_json_calls(stream, message, tools, is_known=True)
         yield from stream.skip_space()
         yield from stream.expect("}")
+        message.end_call()
 
     def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
         calls = json_calls(grammar, tools, parallel)

@@ -15,10 +15,7 @@ _BEGIN, _END = "<tool_call>", "</tool_call>"
 
 
 class Hermes(ChatFormat):
-    """One tag for each call: ``<tool_call>\\n{"name": …, "arguments": {…}}\\n</tool_call>``.
-
-    The end tag may be missing at the end of an answer.
-    """
+    """One tag for each call: ``<tool_call>\\n{"name": …, "arguments": {…}}\\n</tool_call>``."""
 
     name = "hermes"
     openers = (_BEGIN,)
@@ -31,14 +28,13 @@ class Hermes(ChatFormat):
     def read_call(
         self, opener: str, stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool]
     ) -> Reading[None]:
-        while True:
-            yield from stream.skip_space()
+        yield from stream.skip_space()
+        yield from read_json_calls(stream, message, tools)
+        while (yield from stream.skip_space()) == "{":  # another one behind the same tag
+            message.end_call()
             yield from read_json_calls(stream, message, tools)
-            following = yield from stream.skip_space()
-            if following not in ("{", "["):
-                break
-        if following:
-            yield from stream.expect(_END)
+        yield from self.read_end(stream, _END)
+        message.end_call()
 
     def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
         closing = grammar.text("\n" + _END)

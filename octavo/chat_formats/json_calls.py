@@ -19,7 +19,8 @@ def read_json_calls(
     *,
     is_known: bool = False,
 ) -> Reading[None]:
-    """Read a call ``{"name": …, "arguments": {…}}``, or a list of such.
+    """Read a call ``{"name": …, "arguments": {…}}``, or a list of such. The last call has not ended
+    then, as what ends it may be missing.
 
     Args:
         is_known: whether the name must be that of a tool, because nothing else tells a call from
@@ -32,10 +33,13 @@ def read_json_calls(
         yield from _read_json_call(stream, message, tools, is_known)
         return
     yield from stream.take()
-    while (yield from stream.skip_space()) != "]":
+    while True:
+        yield from stream.skip_space()
         yield from _read_json_call(stream, message, tools, is_known)
-        if (yield from stream.skip_space()) != "]":
-            yield from stream.expect(",")
+        if (yield from stream.skip_space()) == "]":
+            break
+        yield from stream.expect(",")
+        message.end_call()
     yield from stream.take()
 
 
@@ -73,7 +77,6 @@ def _read_json_call(
         raise MalformedCall("it has no name")
     if not has_arguments:
         message.arguments("{}")
-    message.end_call()
 
 
 def _read_arguments(stream: TextStream, put: Put) -> Reading[None]:

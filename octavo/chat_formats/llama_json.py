@@ -53,6 +53,7 @@ class LlamaJSON(ChatFormat):
         while True:
             yield from stream.skip_space()
             yield from read_json_calls(stream, message, tools, is_known=is_known)
+            message.end_call()
             if (yield from stream.skip_space()) not in (";", "{"):
                 return
             yield from stream.starts_with(";")

@@ -43,6 +43,7 @@ class Mistral(ChatFormat):
     ) -> Reading[None]:
         if (yield from stream.skip_space()) in ("[", "{"):
             yield from read_json_calls(stream, message, tools)
+            message.end_call()
             return
         name = yield from _read_word(stream)
         yield from stream.skip_space()

@@ -24,17 +24,9 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v
 _DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
-def read_python_call(
-    stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool], *, is_known: bool
+def _read_python_call(
+    stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool], is_known: bool
 ) -> Reading[None]:
-    """Read a call with named arguments.
-
-    Args:
-        is_known: see `read_json_calls`.
-
-    Raises:
-        MalformedCall: it is no such call, or an argument is no literal.
-    """
     name = yield from _read(stream, _NAME)
     yield from stream.expect("(")
     begin_call(message, name, tools, is_known=is_known)
@@ -54,7 +46,6 @@ def read_python_call(
             yield from stream.expect(",")
     yield from stream.take()
     message.arguments("}")
-    message.end_call()
 
 
 def _read(stream: TextStream, part: re.Pattern[str]) -> Reading[str]:
@@ -160,12 +151,23 @@ def _read_escape(stream: TextStream) -> Reading[str]:
 def read_python_calls(
     stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool], *, is_known: bool
 ) -> Reading[None]:
-    """Read a list of calls; see `read_python_call`."""
+    """Read a list of calls with named arguments. The last has not ended then, as what ends it may
+    be missing.
+
+    Args:
+        is_known: see `read_json_calls`.
+
+    Raises:
+        MalformedCall: it is no such list, or an argument is no literal.
+    """
     yield from stream.expect("[")
-    while (yield from stream.skip_space()) != "]":
-        yield from read_python_call(stream, message, tools, is_known=is_known)
-        if (yield from stream.skip_space()) != "]":
-            yield from stream.expect(",")
+    while True:
+        yield from stream.skip_space()
+        yield from _read_python_call(stream, message, tools, is_known)
+        if (yield from stream.skip_space()) == "]":
+            break
+        yield from stream.expect(",")
+        message.end_call()
     yield from stream.take()
 
 

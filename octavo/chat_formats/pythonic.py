@@ -35,11 +35,13 @@ class Pythonic(ChatFormat):
     ) -> Reading[None]:
         yield from stream.skip_space()
         yield from read_python_calls(stream, message, tools, is_known=False)
+        message.end_call()
 
     def read_bare_call(
         self, stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool]
     ) -> Reading[None]:
         yield from read_python_calls(stream, message, tools, is_known=True)
+        message.end_call()
 
     def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
         return python_calls(grammar, tools, parallel, is_bare=True)
@@ -65,8 +67,8 @@ class TaggedPythonic(ChatFormat):
     ) -> Reading[None]:
         yield from stream.skip_space()
         yield from read_python_calls(stream, message, tools, is_known=False)
-        if (yield from stream.skip_space()):
-            yield from stream.expect(_LFM_END)
+        yield from self.read_end(stream, _LFM_END)
+        message.end_call()
 
     def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
         return f"{python_calls(grammar, tools, parallel)} {grammar.text(_LFM_END)}"

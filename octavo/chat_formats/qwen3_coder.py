@@ -29,7 +29,7 @@ class Qwen3Coder(ChatFormat):
 
     name = "qwen3-coder"
     openers = (_BEGIN, _FUNCTION)
-    closers = (_END, _FUNCTION_END, _PARAMETER_END)
+    closers = (_END, _FUNCTION_END, _PARAMETER, _PARAMETER_END)
 
     @classmethod
     def fits(cls, template: Template) -> bool:
@@ -40,6 +40,7 @@ class Qwen3Coder(ChatFormat):
     ) -> Reading[None]:
         if opener == _FUNCTION:
             yield from self._read_function(stream, message, tools)
+            message.end_call()
             return
         yield from stream.skip_space()
         yield from stream.expect(_FUNCTION)
@@ -48,8 +49,9 @@ class Qwen3Coder(ChatFormat):
             yield from stream.skip_space()
             if not (yield from stream.starts_with(_FUNCTION)):
                 break
-        if (yield from stream.peek()):
-            yield from stream.expect(_END)
+            message.end_call()
+        yield from self.read_end(stream, _END)
+        message.end_call()
 
     def _read_function(
         self, stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool]
@@ -76,7 +78,6 @@ class Qwen3Coder(ChatFormat):
             schema = {**definitions, **schema} if isinstance(schema, Mapping) else {}
             yield from read_tagged_value(stream, _VALUE_ENDS, schema, message.arguments)
         message.arguments("}")
-        message.end_call()
 
     def _read_name(self, stream: TextStream) -> Reading[str]:
         parts: list[str] = []

@@ -178,6 +178,14 @@ class TextStream:
         if not (yield from self.starts_with(text)):
             raise MalformedCall(f"{text!r} is missing")
 
+    def is_at(self, tags: Tags) -> Reading[bool]:
+        """Tell whether a tag follows."""
+        while True:
+            start, end = tags.find(self._text, self._at, self._is_whole)
+            if end > start or start > self._at or self._is_whole:
+                return end > start == self._at
+            yield
+
     def up_to(self, tags: Tags, put: Put) -> Reading[str]:
         """Read up to and with a tag. Hand what is before it to ``put``, in pieces.
 
