@@ -192,16 +192,21 @@ class ChatFormat:
         """Read a thought.
 
         Returns:
-            The opener of a call that ended it, as a control token does that no thought contains;
-            else an empty text.
+            The opener of a call that ended it; else an empty text.
         """
         assert self.thoughts is not None, "the model has no thoughts"
         message.begin_thought()
         while True:
             tag = yield from stream.up_to(self._tags_of_thoughts, message.reasoning)
-            if not tag or tag == self.thoughts.end or tag in self.openers:
+            if not tag or tag == self.thoughts.end or tag in self._ends_of_thoughts:
                 message.end_thought()
-                return tag if tag in self.openers else ""
+                return tag if tag in self._ends_of_thoughts else ""
+
+    @property
+    def _ends_of_thoughts(self) -> frozenset[str]:
+        """The openers that are control tokens: no thought speaks of these, so one that was not
+        ended ends there."""
+        return frozenset(self.openers) & self.template.special_tokens.keys()
 
     @cached_property
     def _tags_with_tools(self) -> Tags:
@@ -251,8 +256,7 @@ class ChatFormat:
         grammar = Grammar(self.template.special_tokens)
         parts = []
         if begins_in_thought:
-            assert self.thoughts is not None, "the model has no thoughts"
-            parts.append(grammar.up_to(self.thoughts.end))
+            parts.append(self._rest_of_thought(grammar))
         if choice.mode == "required":
             before = grammar.gap() if begins_in_thought else self._own_thought(grammar)
             parts += [before, self._calls(grammar, among, parallel)]
@@ -283,8 +287,12 @@ class ChatFormat:
         """Return the grammar of a thought with which a model may begin."""
         if self.thoughts is None:
             return ""
-        begin, end = self.thoughts
-        return f"({grammar.after_gap(begin)} {grammar.up_to(end)} {grammar.gap()})?"
+        begin = grammar.after_gap(self.thoughts.begin)
+        return f"({begin} {self._rest_of_thought(grammar)} {grammar.gap()})?"
+
+    def _rest_of_thought(self, grammar: Grammar) -> str:
+        assert self.thoughts is not None, "the model has no thoughts"
+        return grammar.up_to(self.thoughts.end, self._ends_of_thoughts)
 
     def _content(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
         """Return the grammar of free text, in which calls are valid."""
@@ -295,8 +303,8 @@ class ChatFormat:
             return f"{self._own_thought(grammar)} ({calls}{text})"
         parts = []
         if self.thoughts is not None:
-            begin, end = self.thoughts
-            parts.append(grammar.rule(f"{grammar.up_to(begin, tags)} {grammar.up_to(end)}"))
+            before = grammar.up_to(self.thoughts.begin, tags)
+            parts.append(grammar.rule(f"{before} {self._rest_of_thought(grammar)}"))
         last = ""
         if tools:
             before = grammar.up_to(self.openers[0], tags)

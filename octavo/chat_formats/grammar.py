@@ -67,11 +67,11 @@ class Grammar:
         """Return free text, which may be empty.
 
         Args:
-            without: texts that are not in it.
+            without: tags that are not in it. Those that are control tokens are not spelled out
+                either: a parser, which sees text, would take that for them.
             not_like: a regular expression that the text as a whole does not match.
         """
-        parts = [_ANY]
-        parts += [self.without(text) for text in sorted(without - self._special_tokens.keys())]
+        parts = [_ANY, *map(self.without, sorted(without))]
         if not_like:
             parts.append(f"~/{escape_slashes(not_like)}/")
         return self.terminal(" & ".join(parts))
@@ -90,10 +90,9 @@ class Grammar:
         Args:
             without: other texts that are not in it.
         """
-        before = self.free({text for text in without if text != tag})
         if tag in self._special_tokens:
-            return f"{before} {self.text(tag)}"
-        return self.lazy(f"{before} {literal(tag)}")
+            return f"{self.free(without | {tag})} {self.text(tag)}"
+        return self.lazy(f"{self.free(without - {tag})} {literal(tag)}")
 
     def gap(self) -> str:
         """Return the white space that may stand between parts."""

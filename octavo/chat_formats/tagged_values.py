@@ -16,8 +16,8 @@ from octavo.chat_formats.grammar import Grammar, either, escape_slashes, literal
 from octavo.chat_formats.json_schemas import JSON_TYPES, type_of, types_of
 from octavo.chat_formats.text_stream import MalformedCall, Put, Reading, Tags, TextStream, load_json
 
-_OF_STRINGS = {"type", "enum", "const", "pattern", "minLength", "maxLength", "format", "$defs",
-               "definitions"}  # fmt: skip
+# Keywords that could say of a string what cannot be said of text.
+_UNSUPPORTED = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if")
 # Beginnings of texts that would be JSON of other types.
 _BEGINNINGS = {"number": "[-0-9]", "array": r"\[", "object": r"\{"}
 _WORDS = {"null": ("null",), "boolean": ("true", "false")}
@@ -132,8 +132,8 @@ def _others(
 
 def _string(schema: Mapping[str, Any], others: frozenset[str], where: str) -> str:
     """Return a regular expression of Lark's for strings that are written as they are."""
-    for keyword in schema:
-        if keyword not in _OF_STRINGS and not keyword.startswith("x-"):
+    for keyword in _UNSUPPORTED:
+        if keyword in schema:
             raise _error(where, repr(keyword))
     if "const" in schema or "enum" in schema:
         texts = [schema["const"]] if "const" in schema else schema["enum"]
