@@ -261,7 +261,7 @@ class ChatFormat:
             before = grammar.gap() if begins_in_thought else self._own_thought(grammar)
             parts += [before, self._calls(grammar, among, parallel)]
         else:
-            parts.append(self._content(grammar, among, parallel))
+            parts.append(self._content(grammar, among, parallel, known))
         return StructuredOutputs(grammar=grammar.source(" ".join(filter(None, parts))))
 
     def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
@@ -294,11 +294,17 @@ class ChatFormat:
         assert self.thoughts is not None, "the model has no thoughts"
         return grammar.up_to(self.thoughts.end, self._ends_of_thoughts)
 
-    def _content(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
-        """Return the grammar of free text, in which calls are valid."""
+    def _content(
+        self, grammar: Grammar, tools: Sequence[Tool], parallel: bool, known: Sequence[Tool]
+    ) -> str:
+        """Return the grammar of free text, in which calls are valid.
+
+        Args:
+            known: tools that a parser would take for such, beside those that may be called.
+        """
         tags = {*self.openers, *((self.thoughts.begin,) if self.thoughts else ())}
         if self.bare_beginnings:
-            text = grammar.free(tags, not_like=self.like_a_bare_call(tools))
+            text = grammar.free(tags, not_like=self.like_a_bare_call(known))
             calls = f"{self.call(grammar, tools, parallel)} | " if tools else ""
             return f"{self._own_thought(grammar)} ({calls}{text})"
         parts = []

@@ -101,27 +101,35 @@ def arguments_of(tool: Tool) -> tuple[Argument, ...]:
 
 def resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a schema whose outermost ``$ref``, and a combination of just one, are replaced by what
-    they mean."""
+    they mean, unless a keyword is there twice then."""
     for _ in range(_MAX_REFS):
         rest = dict(schema)
-        reference = rest.pop("$ref", None)
-        if isinstance(reference, str) and reference.startswith("#/"):
-            found: Any = root
-            for part in reference[2:].split("/"):
-                part = part.replace("~1", "/").replace("~0", "~")
-                found = found.get(part) if isinstance(found, Mapping) else None
-            if not isinstance(found, Mapping):
-                return schema
-            schema = {**without_annotations(found), **rest}
-            continue
         single = next(
             (key for key in ("allOf", "anyOf", "oneOf") if len(rest.get(key) or ()) == 1), None
         )
-        if single is None or not isinstance(rest[single][0], Mapping):
+        if "$ref" in rest:
+            found = _referred(rest.pop("$ref"), root)
+        elif single is not None:
+            (found,) = rest.pop(single)
+        else:
             return schema
-        (found,) = rest.pop(single)
+        if not isinstance(found, Mapping):
+            return schema
+        found = without_annotations(found)
+        if any(found[key] != rest[key] for key in found.keys() & rest.keys()):
+            return schema
         schema = {**found, **rest}
     return schema
+
+
+def _referred(reference: Any, root: Any) -> Any:
+    """Return what a reference within a schema points to; None if it does not."""
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    for part in reference[2:].split("/"):
+        part = part.replace("~1", "/").replace("~0", "~")
+        root = root.get(part) if isinstance(root, Mapping) else None
+    return root
 
 
 def types_of(schema: Any, root: Mapping[str, Any] | None = None, depth: int = 0) -> frozenset[str]:

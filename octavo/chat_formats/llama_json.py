@@ -30,7 +30,11 @@ class LlamaJSON(ChatFormat):
 
     @classmethod
     def fits(cls, template: Template) -> bool:
-        return template.has('"parameters": dictionary of argument name') or template.has(_TAG)
+        return (
+            template.has(_TAG)
+            or template.has('"parameters": dictionary of argument name')
+            or template.has("<|start_header_id|>", '"parameters": ')
+        )
 
     def read_call(
         self, opener: str, stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool]

@@ -20,7 +20,6 @@ _KNOWN = (
     ThoughtTags("[THINK]", "[/THINK]"),  # Mistral
     ThoughtTags("<seed:think>", "</seed:think>"),
     ThoughtTags("<|START_THINKING|>", "<|END_THINKING|>"),  # Cohere
-    ThoughtTags("<thinking>", "</thinking>"),
 )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import re
 
 import pytest
 from byte_tokens import EOS, VOCAB, byte_tokenizer
 from format_cases import CASES, TOOLS, WEATHER, Case
 from jsonschema import Draft202012Validator
 
+from octavo.base.errors import InvalidRequestError
 from octavo.chat_formats.chat_format import parse
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.grammars.compiler import GrammarCompiler
@@ -151,7 +153,7 @@ def test_without_a_choice_of_calls_there_is_none(name):
         assert message.tool_calls == [] and message.warnings == []
 
 
-def tokens(walker: Walker, text: str) -> list[int]:
+def ids_of(walker: Walker, text: str) -> list[int]:
     parts = walker.compiler.vocabulary().tokenizer.specials.split(text)
     return [
         token for part in parts for token in ([part] if isinstance(part, int) else part.encode())
@@ -163,13 +165,87 @@ def test_a_usual_answer_is_possible(name):
     """Those that templates write themselves, and text."""
     walker = WALKERS[name]
     usual = {
-        "qwen3-coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
-        "<parameter=wind>\ntrue\n</parameter>\n</function>\n</tool_call>",
+        "qwen3-coder": "<tool_call>\n<function=get_weather>\n"
+        "<parameter=city>\nParis\n</parameter>\n<parameter=wind>\ntrue\n</parameter>\n</function>\n</tool_call>",
         "mistral-args": '[THINK]Hm.[/THINK]Fine.[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}',
         "mistral": '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}]',
     }
     text = usual.get(name) or next(iter(CASES[name].texts))
     for answer in (text.replace("<eos>", ""), "Plain text: {1} < 2 [3]\n", 'No {"name"} here.'):
         mask = walker.mask(choice="auto")
-        mask.advance(tokens(walker, answer.replace("'", '"')))
+        mask.advance(ids_of(walker, answer.replace("'", '"')))
         assert mask.bitmask() is not None and mask.is_accepting, answer
+
+
+def constraint(name: str, parameters: dict, **options) -> StructuredOutputs:
+    tool = {"name": "clock", "parameters": parameters}
+    asked = CASES[name].format().constraint([tool], "required", **options)
+    assert asked is not None
+    return asked
+
+
+@pytest.mark.parametrize("name", ["qwen3-coder", "pythonic"])
+@pytest.mark.parametrize(
+    ("parameters", "part"),
+    [
+        ({"anyOf": [{"required": ["a"]}, {}], "properties": {"a": {}}}, "'anyOf' on all arguments"),
+        ({"minProperties": 1, "properties": {"a": {}}}, "'minProperties'"),
+    ],
+)
+def test_keywords_on_several_arguments_are_refused_where_these_are_apart(name, parameters, part):
+    with pytest.raises(InvalidRequestError, match=part) as error:
+        constraint(name, {"type": "object", **parameters})
+    assert error.value.field == "tools"
+
+
+@pytest.mark.parametrize(
+    ("schema", "part"),
+    [
+        ({"type": "string", "not": {"const": "x"}}, "'not'"),
+        ({"type": "string", "pattern": "a$|^b"}, "anchors inside"),
+        ({"type": "string", "pattern": "(^a)b"}, "anchors inside"),
+    ],
+)
+def test_what_cannot_be_said_of_plain_text_is_refused(schema, part):
+    with pytest.raises(InvalidRequestError, match=re.escape(part)):
+        constraint("qwen3-coder", {"type": "object", "properties": {"a": schema}})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        ("^a/b$", "a/b", "xa/b"),
+        ("b", "abc", "ac"),
+        ("^a", "ab", "ba"),
+        (r"^[$^|]\|x$", "$|x", "^x"),
+        ("^(a|b)$", "b", "c"),
+        ("a$", "ba", "ab"),
+    ],
+)
+def test_patterns_hold_of_text_as_they_do_in_schemas(pattern, good, bad):
+    schema = {"type": "string", "pattern": pattern}
+    walker = WALKERS["qwen3-coder"]
+    asked = constraint("qwen3-coder", {"properties": {"a": schema}, "required": ["a"]})
+    for text, is_valid in ((good, True), (bad, False)):
+        assert Draft202012Validator(schema).is_valid(text) == is_valid
+        mask = walker.compiler.mask(asked)
+        mask.advance(
+            f"<tool_call>\n<function=clock>\n<parameter=a>\n{text}\n</parameter>\n</function>\n"
+            "</tool_call>".encode()
+        )
+        assert mask.is_accepting == is_valid
+
+
+def test_there_is_no_constraint_without_tools():
+    for case in CASES.values():
+        assert case.format().constraint(None) is None
+        assert case.format().constraint([], "none") is None
+
+
+def test_one_call_is_one_call_where_no_more_are_wanted():
+    for name in NAMES:
+        for seed in range(3):
+            walker = WALKERS[name]
+            mask = walker.mask(choice="auto", parallel=False)
+            message = parse(walker.format, walker.write(random.Random(seed), mask), ALL)
+            assert len(message.tool_calls) <= 1

@@ -26,8 +26,9 @@ def fragments(name: str) -> st.SearchStrategy[str]:
         )
     )
     odd = st.sampled_from(
-        [*'{}[]()"\\<>=:,; \n', '\\"', "\\u00", "\\u00e9", '{"name"', '{"tool_calls": [', 
-         "[clock(", "'", "True", '{"a": {"b": [1, {"c": "}"}]}}', "é", "𝒳", "\r\n", "</", "clock", "get_weather"]
+        [*"{}[]()\"\\<>=:,; \n", "'", '\\"', "\\u00", "\\u00e9", '{"name"', '{"tool_calls": [',
+         "[clock(", "'", "True", '{"a": {"b": [1, {"c": "}"}]}}', "é", "𝒳", "\r\n", "</",
+         "clock", "get_weather"]
     )  # fmt: skip
     return st.one_of(st.sampled_from(texts), cut, odd, st.text(max_size=4))
 
