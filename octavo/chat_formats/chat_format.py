@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
-from octavo.chat_formats.grammar import Grammar
+from octavo.chat_formats.grammar import Grammar, either
 from octavo.chat_formats.message_writer import MessageWriter
 from octavo.chat_formats.messages import ParsedMessage
 from octavo.chat_formats.output_parser import OutputParser, parse_whole
@@ -41,15 +41,15 @@ class Template(NamedTuple):
 class ChatFormat:
     """A format: how calls begin, how they are read, and the grammar of them.
 
-    A new one is a subclass in a file of its own, and a line in the registry. It gives `name`,
+    A new one is a subclass in a file of its own, and a line in the registry. It gives `name` and
     `fits`, and
 
-    - ``openers``, the tags that begin a call or a group of calls, the usual one first, with
-      `read_call`, which reads what follows one of them; and ``closers``, further tags of its own;
-    - or, for calls without a tag, ``bare_beginnings``, the characters with which they begin, and
-      `read_bare_call`, which reads a message that begins with one of them;
-    - `call`, the grammar of what follows the opener, and ``repeats``, whether there may be another
-      opener after that; for bare calls also `like_a_bare_call`.
+    - for calls behind a tag ``openers``, the tags that begin a call or a group of calls, the usual
+      one first; `read_call`, which reads what follows one of them; `call`, the grammar of that;
+      ``repeats``, whether there may be another opener after it; and ``closers``, further tags;
+    - for calls without a tag, with which an answer begins, ``bare_beginnings``, the characters with
+      which they begin; `read_bare_call`, `bare_call` and `like_a_bare_call`; and ``uses_opener``,
+      which is False if calls that are required are written so.
 
     Methods that read raise `MalformedCall` where the text is no call: it then is content.
 
@@ -62,6 +62,7 @@ class ChatFormat:
     openers: ClassVar[tuple[str, ...]] = ()
     closers: ClassVar[tuple[str, ...]] = ()
     bare_beginnings: ClassVar[str] = ""
+    uses_opener: ClassVar[bool] = True
     repeats: ClassVar[bool] = True
 
     def __init__(self, template: Template):
@@ -160,7 +161,7 @@ class ChatFormat:
             elif self.thoughts is not None and tag == self.thoughts.begin:
                 tag = yield from self._read_thought(stream, message)
                 continue
-            elif tools and self.bare_beginnings and not message.has_content:
+            elif tools and self.bare_beginnings and message.is_empty:
                 first = yield from stream.skip_space(message.content)
                 if first and first in self.bare_beginnings and stream.position >= plain_until:
                     call = self.read_bare_call(stream, message, tools)
@@ -267,7 +268,12 @@ class ChatFormat:
     def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
         """Return the grammar of what follows the opener, with all that closes it: a call of one of
         the tools, or a group of calls if ``parallel`` and the format writes several behind one
-        opener. A bare call begins `Grammar.after_gap`, with all that tells it from content."""
+        opener."""
+        raise NotImplementedError
+
+    def bare_call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
+        """Return the grammar of a bare call, or of several if ``parallel``. It begins
+        `Grammar.after_gap`, with all that tells it from content."""
         raise NotImplementedError
 
     def like_a_bare_call(self, tools: Sequence[Tool]) -> str:
@@ -276,9 +282,9 @@ class ChatFormat:
         raise NotImplementedError
 
     def _calls(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
+        if not self.uses_opener:
+            return self.bare_call(grammar, tools, parallel)
         call = self.call(grammar, tools, parallel)
-        if self.bare_beginnings:
-            return call
         call = grammar.rule(f"{grammar.text(self.openers[0])} {call}")
         again = f" ({grammar.gap()} {call})*" if parallel and self.repeats else ""
         return call + again
@@ -302,25 +308,28 @@ class ChatFormat:
         Args:
             known: tools that a parser would take for such, beside those that may be called.
         """
-        tags = {*self.openers, *((self.thoughts.begin,) if self.thoughts else ())}
+        tags = frozenset((*self.openers, *((self.thoughts.begin,) if self.thoughts else ())))
+        opener = call = ""
+        if tools and self.openers and (self.uses_opener or self._ends_of_thoughts):
+            opener, call = self.openers[0], self.call(grammar, tools, parallel)
         if self.bare_beginnings:
-            text = grammar.free(tags, not_like=self.like_a_bare_call(known))
-            calls = f"{self.call(grammar, tools, parallel)} | " if tools else ""
-            return f"{self._own_thought(grammar)} ({calls}{text})"
-        parts = []
+            not_like = self.like_a_bare_call(known)
+            options = [grammar.free(tags, not_like)]
+            if tools:
+                options.append(self.bare_call(grammar, tools, parallel))
+            if call:
+                first = f"{grammar.up_to(opener, tags, not_like)} {call}"
+                again = f"({grammar.up_to(opener, tags)} {call})*" if parallel else ""
+                options.append(f"{first} {again} {grammar.free(tags)}")
+            return f"{self._own_thought(grammar)} {either(options)}"
+        thought = ""
         if self.thoughts is not None:
             before = grammar.up_to(self.thoughts.begin, tags)
-            parts.append(grammar.rule(f"{before} {self._rest_of_thought(grammar)}"))
-        last = ""
-        if tools:
-            before = grammar.up_to(self.openers[0], tags)
-            call = grammar.rule(f"{before} {self.call(grammar, tools, parallel)}")
-            if parallel:
-                parts.append(call)
-            else:
-                last = f"{call}? "
-        repeated = f"({' | '.join(parts)})* " if parts else ""
-        return repeated + last + grammar.free(tags)
+            thought = f"({before} {self._rest_of_thought(grammar)})*"
+        if call:
+            call = f"{grammar.up_to(opener, tags)} {call}"
+            call = f"({call} {thought})*" if parallel else f"({call})?"
+        return f"{thought} {call} {grammar.free(tags)}"
 
 
 def parse(

@@ -33,6 +33,7 @@ class GenericJSON(ChatFormat):
 
     name = "generic-json"
     bare_beginnings = "{"
+    uses_opener = False
 
     @classmethod
     def fits(cls, template: Template) -> bool:
@@ -71,7 +72,7 @@ class GenericJSON(ChatFormat):
         yield from stream.expect("}")
         message.end_call()
 
-    def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
+    def bare_call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
         calls = json_calls(grammar, tools, parallel)
         return f"{grammar.after_gap(_OPENING)} {calls} {grammar.text(_CLOSING)}"
 

@@ -9,8 +9,10 @@ from typing import Any
 
 from octavo.chat_formats.json_schemas import closed, without_annotations
 
-# As `json.dumps` writes, and so chat templates do: models have seen no other white space.
-_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# As `json.dumps` writes, and so chat templates do: models have hardly seen another.
+_DENSE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+SPACE = r"[ \n\t]{0,20}"  # a model that goes on with it for ever comes to an end
+_LOOSE = {"whitespace_flexible": True, "whitespace_pattern": SPACE.replace("0", "1", 1)}
 _ANY = "/(?s:.*)/"
 _GAP = r"/[ \n]{1,2}/"
 
@@ -37,6 +39,10 @@ class Grammar:
         """Return the name of a terminal: one regular expression."""
         return self._name("TERMINAL", "", body)
 
+    def pattern(self, expression: str) -> str:
+        """Return text that a regular expression matches as a whole."""
+        return self.terminal(f"/{escape_slashes(expression)}/")
+
     def _name(self, kind: str, options: str, body: str) -> str:
         definition = f"{options}: {body}"
         name = self._names.get(definition)
@@ -57,10 +63,17 @@ class Grammar:
             return [text] if text else []
         return [part for part in re.split(f"({'|'.join(map(re.escape, found))})", text) if part]
 
-    def json(self, schema: Mapping[str, Any]) -> str:
-        """Return the JSON of a schema, with a space after commas and colons and no other. Objects
-        have no properties but those that are named, where the schema leaves that open."""
-        schema = {"x-guidance": _LAYOUT, **closed(without_annotations(schema))}
+    def json(self, schema: Mapping[str, Any], *, is_loose: bool = False) -> str:
+        """Return the JSON of a schema. Objects have no properties but those that are named, where
+        the schema leaves that open.
+
+        Args:
+            is_loose: with any white space; else with a space after commas and colons and no other.
+        """
+        schema = {
+            "x-guidance": _LOOSE if is_loose else _DENSE,
+            **closed(without_annotations(schema)),
+        }
         return self.rule(f"%json {json.dumps(schema, ensure_ascii=False)}")
 
     def free(self, without: Set[str] = frozenset(), not_like: str = "") -> str:
@@ -84,15 +97,16 @@ class Grammar:
         """Return a lexeme that ends as soon as the expression matches."""
         return self._name("rule", "[lazy]", expression)
 
-    def up_to(self, tag: str, without: Set[str] = frozenset()) -> str:
+    def up_to(self, tag: str, without: Set[str] = frozenset(), not_like: str = "") -> str:
         """Return free text that ends with the first of a tag.
 
         Args:
-            without: other texts that are not in it.
+            without: other tags that are not in it.
+            not_like: see `free`; of the text before the tag.
         """
         if tag in self._special_tokens:
-            return f"{self.free(without | {tag})} {self.text(tag)}"
-        return self.lazy(f"{self.free(without - {tag})} {literal(tag)}")
+            return f"{self.free(without | {tag}, not_like)} {self.text(tag)}"
+        return self.lazy(f"{self.free(without - {tag}, not_like)} {literal(tag)}")
 
     def gap(self) -> str:
         """Return the white space that may stand between parts."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
-from octavo.chat_formats.grammar import Grammar, either
+from octavo.chat_formats.grammar import SPACE, Grammar, either, literal
 from octavo.chat_formats.message_writer import MessageWriter
 from octavo.chat_formats.text_stream import MalformedCall, Put, Reading, TextStream, load_json
 from octavo.chat_formats.tools import Tool
@@ -113,21 +114,6 @@ def begin_call(
     message.begin_call(name, call_id)
 
 
-def json_call(grammar: Grammar, tools: Sequence[Tool], key: str = "arguments") -> str:
-    """Return the grammar of a call ``{"name": …, "arguments": {…}}`` of one of the tools."""
-    return grammar.rule(
-        either(
-            f'{grammar.text(json_call_head(tool, key))} {grammar.json(tool.parameters)} "}}"'
-            for tool in tools
-        )
-    )
-
-
-def json_call_head(tool: Tool, key: str = "arguments") -> str:
-    """Return the text of a call up to its arguments."""
-    return f'{{"name": "{tool.name}", "{key}": '
-
-
 def json_calls(
     grammar: Grammar, tools: Sequence[Tool], parallel: bool, key: str = "arguments"
 ) -> str:
@@ -135,3 +121,45 @@ def json_calls(
     ``parallel``."""
     call = json_call(grammar, tools, key)
     return f'{call} (", " {call})*' if parallel else call
+
+
+def json_call(grammar: Grammar, tools: Sequence[Tool], key: str = "arguments") -> str:
+    """Return the grammar of a call ``{"name": …, "arguments": {…}}`` of one of the tools."""
+
+    def call(tool: Tool) -> str:
+        head = literal(f'{{"name": "{tool.name}", "{key}": ')
+        return f'{head} {grammar.json(tool.parameters)} "}}"'
+
+    return grammar.rule(either(map(call, tools)))
+
+
+def loose_json_call(
+    grammar: Grammar,
+    tools: Sequence[Tool],
+    key: str = "arguments",
+    before: str = "",
+    after: str = "",
+) -> str:
+    """Return the grammar of a call with any white space, where content could be instead.
+
+    Args:
+        before, after: regular expressions of what stands around it.
+    """
+
+    def call(tool: Tool) -> str:
+        begin = _loose_beginning(before, re.escape(tool.name))
+        head = grammar.pattern(f'{begin}{SPACE},{SPACE}"{key}"{SPACE}:{SPACE}')
+        end = grammar.pattern(rf"{SPACE}\}}{after}")
+        return f"{head} {grammar.json(tool.parameters, is_loose=True)} {end}"
+
+    return grammar.rule(either(map(call, tools)))
+
+
+def like_a_loose_call(tools: Sequence[Tool], before: str = "") -> str:
+    """Return a regular expression of texts that begin like such a call."""
+    names = "|".join(re.escape(tool.name) for tool in tools)
+    return f"{_loose_beginning(before, f'({names})')}(?s:.*)"
+
+
+def _loose_beginning(before: str, name: str) -> str:
+    return rf'{SPACE}{before}\{{{SPACE}"name"{SPACE}:{SPACE}"{name}"'

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from octavo.chat_formats.chat_format import ChatFormat, Template
-from octavo.chat_formats.grammar import Grammar, either
-from octavo.chat_formats.json_calls import json_call, json_call_head, read_json_calls
+from octavo.chat_formats.grammar import Grammar
+from octavo.chat_formats.json_calls import (
+    json_call,
+    like_a_loose_call,
+    loose_json_call,
+    read_json_calls,
+)
 from octavo.chat_formats.message_writer import MessageWriter
 from octavo.chat_formats.text_stream import Reading, TextStream
 from octavo.chat_formats.tools import Tool
 
 _TAG = "<|python_tag|>"
 _KEY = "parameters"
-_SEPARATOR = "; "
+_SEPARATOR = '"; "'
 
 
 class LlamaJSON(ChatFormat):
@@ -27,6 +31,7 @@ class LlamaJSON(ChatFormat):
     name = "llama-json"
     openers = (_TAG,)
     bare_beginnings = "{"
+    uses_opener = False
 
     @classmethod
     def fits(cls, template: Template) -> bool:
@@ -63,18 +68,12 @@ class LlamaJSON(ChatFormat):
             yield from stream.starts_with(";")
 
     def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
-        first = grammar.rule(
-            either(
-                f"{grammar.after_gap(json_call_head(tool, _KEY))} "
-                f'{grammar.json(tool.parameters)} "}}"'
-                for tool in tools
-            )
-        )
-        tag = f"({grammar.text(_TAG)})? " if _TAG in self.template.special_tokens else ""
-        if not parallel:
-            return tag + first
-        return f"{tag}{first} ({grammar.text(_SEPARATOR)} {json_call(grammar, tools, _KEY)})*"
+        call = json_call(grammar, tools, _KEY)
+        return f"{call} ({_SEPARATOR} {call})*" if parallel else call
+
+    def bare_call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
+        call = loose_json_call(grammar, tools, _KEY)
+        return f"{call} ({_SEPARATOR} {json_call(grammar, tools, _KEY)})*" if parallel else call
 
     def like_a_bare_call(self, tools: Sequence[Tool]) -> str:
-        names = "|".join(re.escape(tool.name) for tool in tools)
-        return rf'\s*\{{\s*"name"\s*:\s*"({names})"(?s:.*)'
+        return like_a_loose_call(tools)

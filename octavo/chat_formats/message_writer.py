@@ -68,9 +68,9 @@ class MessageWriter:
         self.is_reasoning = False
 
     @property
-    def has_content(self) -> bool:
-        """True if there is content other than white space."""
-        return self._content.has_text
+    def is_empty(self) -> bool:
+        """True if there is neither a call nor content other than white space."""
+        return not self._num_calls and not self._content.has_text
 
     def begin_call(self, name: str, call_id: str = "") -> None:
         """Begin a call. ``call_id`` is the one that the text has for it, if it has one."""

@@ -25,6 +25,7 @@ class Pythonic(ChatFormat):
     openers = ("<|python_start|>", "<|python_tag|>")
     closers = ("<|python_end|>",)
     bare_beginnings = "["
+    uses_opener = False
 
     @classmethod
     def fits(cls, template: Template) -> bool:
@@ -44,6 +45,9 @@ class Pythonic(ChatFormat):
         message.end_call()
 
     def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
+        return f"{python_calls(grammar, tools, parallel)} {grammar.text(self.closers[0])}"
+
+    def bare_call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
         return python_calls(grammar, tools, parallel, is_bare=True)
 
     def like_a_bare_call(self, tools: Sequence[Tool]) -> str:

@@ -56,7 +56,7 @@ OPTIONAL = {
     },
 }
 ALL = [*TOOLS, HARD, OPTIONAL]
-SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in ALL}
+SCHEMAS = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in ALL}
 NAMES = sorted(CASES)
 
 

@@ -49,7 +49,8 @@ EDIT = {
     },
 }
 CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {}}}
-TOOLS = [WEATHER, EDIT, CLOCK]
+REMOTE = {"type": "function", "function": {"name": "mcp-1/disk.free:gb"}}
+TOOLS = [WEATHER, EDIT, CLOCK, REMOTE]
 
 
 @dataclass
@@ -94,6 +95,17 @@ CASES = {
                 "done",
                 [("edit", '{"path": "</tool_call>", "text": "{[\\"\\u00e9\\n"}')],
             ),
+            '```json\n{\n  "name": "get_weather",\n  "arguments": {"city": "Paris"}\n}\n```': (
+                None,
+                None,
+                [("get_weather", PARIS)],
+            ),
+            '{"name": "clock", "arguments": {}}\n{"name": "clock", "arguments": {}}': (
+                None,
+                None,
+                [("clock", "{}"), ("clock", "{}")],
+            ),
+            "```python\nprint({})\n```": (None, "```python\nprint({})\n```", []),
         },
     ),
     "qwen3-coder": Case(
