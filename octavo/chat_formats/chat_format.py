@@ -320,7 +320,8 @@ class ChatFormat:
             if call:
                 first = f"{grammar.up_to(opener, tags, not_like)} {call}"
                 again = f"({grammar.up_to(opener, tags)} {call})*" if parallel else ""
-                options.append(f"{first} {again} {grammar.free(tags)}")
+                rest = f"{again} {grammar.free(tags)}" if self.uses_opener else ""
+                options.append(f"{first} {rest}")
             return f"{self._own_thought(grammar)} {either(options)}"
         thought = ""
         if self.thoughts is not None:

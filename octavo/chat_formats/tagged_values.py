@@ -13,7 +13,7 @@ from typing import Any
 
 from octavo.base.errors import InvalidRequestError
 from octavo.chat_formats.grammar import Grammar, either, escape_slashes, literal
-from octavo.chat_formats.json_schemas import JSON_TYPES, type_of, types_of
+from octavo.chat_formats.json_schemas import JSON_TYPES, resolved, type_of, types_of
 from octavo.chat_formats.text_stream import MalformedCall, Put, Reading, Tags, TextStream, load_json
 
 # Keywords that could say of a string what cannot be said of text.
@@ -102,7 +102,7 @@ def tagged_value(grammar: Grammar, schema: Mapping[str, Any], end: str, where: s
 
 def _branches(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return schemas, each of strings or of other types, one of which holds."""
-    rest = dict(schema)
+    rest = dict(resolved(schema, schema))
     for keyword in ("anyOf", "oneOf"):
         if isinstance(options := rest.pop(keyword, None), list):
             return [branch for option in options for branch in _branches({**rest, **option})]

@@ -91,7 +91,7 @@ class Walker:
             closing = [token for token in allowed if token > 255 or token in b'"]}>)']
             if wanted and wanted[0] in allowed:
                 token = wanted[0]
-            elif closing and (rng.random() < 0.3 or step > 300):
+            elif closing and rng.random() < (0.3 if step < 300 else 0.7):
                 token = rng.choice(closing)
             else:
                 token = rng.choice(allowed)
