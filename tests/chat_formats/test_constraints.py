@@ -13,6 +13,7 @@ from jsonschema import Draft202012Validator
 
 from octavo.base.errors import InvalidRequestError
 from octavo.chat_formats.chat_format import parse
+from octavo.chat_formats.tagged_values import in_ascii
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.grammars.compiler import GrammarCompiler
 from octavo.grammars.grammar_mask import GrammarMask
@@ -234,6 +235,10 @@ def test_patterns_hold_of_text_as_they_do_in_schemas(pattern, good, bad):
             "</tool_call>".encode()
         )
         assert mask.is_accepting == is_valid
+
+
+def test_digits_and_letters_of_patterns_are_those_of_ascii():
+    assert in_ascii(r"\d[\w-]\\d\s") == r"[0-9][[0-9A-Za-z_]-]\\d\s"
 
 
 def test_there_is_no_constraint_without_tools():
