@@ -65,6 +65,7 @@ class ConstrainedBody(Body):
     place: ClassVar[str] = ""  # of this object in the whole body, with a dot behind it
 
     _constraint: AskedConstraint | None = PrivateAttr(None)
+    _is_read: bool = PrivateAttr(False)  # FastAPI validates a body again
 
     @property
     def constraint(self) -> AskedConstraint | None:
@@ -78,6 +79,9 @@ class ConstrainedBody(Body):
 
     @model_validator(mode="after")
     def _read_constraint(self) -> Self:
+        if self._is_read:
+            return self
+        self._is_read = True
         try:
             for asked in self._constraints():
                 if self._constraint is not None:
