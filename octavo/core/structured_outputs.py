@@ -108,9 +108,14 @@ class StructuredOutputs:
         return cls(**values)
 
     @property
+    def kind(self) -> str:
+        """The name of the field that is given."""
+        return next(name for name in _KINDS if getattr(self, name) is not None)
+
+    @property
     def constraint(self) -> Constraint:
         """The field that is given, as text: choices are a JSON list, and any object is a schema."""
-        kind = next(name for name in _KINDS if getattr(self, name) is not None)
+        kind = self.kind
         if kind == "json_object":
             return Constraint("json", '{"type": "object"}')
         value = getattr(self, kind)

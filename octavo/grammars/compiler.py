@@ -7,12 +7,14 @@ expressions' derivatives, walked together with a trie of the vocabulary.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from copy import copy
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.base.errors import ConstraintError
+from octavo.core.stats import ConstraintStats
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.grammars.explanations import explained
 from octavo.grammars.grammar_mask import GrammarMask
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits
 
 _MAX_CACHED = 256  # grammars, and refusals
+
+# Some limits are first met when a token has come: what is over them there is refused, too.
+_NUM_FIRST_TOKENS = 2
 
 
 class Trial(Protocol):
@@ -47,12 +52,20 @@ class GrammarCompiler:
 
     Args:
         vocab_size, stop_token_ids: see `GrammarVocabulary`.
+        stats: counts what is compiled, and masks.
 
     ``trial`` may be set before the first constraint comes: then nothing is compiled that it has not
     tried.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, stop_token_ids: Collection[int]):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        stop_token_ids: Collection[int],
+        stats: ConstraintStats | None = None,
+    ):
+        self._stats = stats or ConstraintStats()
         self.trial: Trial | None = None
         self._open: Callable[[], GrammarVocabulary] = lambda: GrammarVocabulary.of(
             tokenizer, vocab_size, stop_token_ids
@@ -81,18 +94,22 @@ class GrammarCompiler:
             if known is not None:
                 self._known.move_to_end(asked)
         if known is None:
-            known = self._compiled(asked)
+            vocabulary, begun_at = self.vocabulary(), time.perf_counter()
+            known = self._compiled(asked, vocabulary)
             with self._lock:
+                self._stats.num_compiled += 1
+                self._stats.compile_seconds += time.perf_counter() - begun_at
                 self._known[asked] = known
                 while len(self._known) > _MAX_CACHED:
                     self._known.popitem(last=False)
         if isinstance(known, ConstraintError):
             raise copy(known)  # one that was raised before has a traceback
-        return known.mask()
+        return known.mask(self._stats)
 
-    def _compiled(self, asked: StructuredOutputs) -> _Grammar | ConstraintError:
+    def _compiled(
+        self, asked: StructuredOutputs, vocabulary: GrammarVocabulary
+    ) -> _Grammar | ConstraintError:
         try:
-            vocabulary = self.vocabulary()
             if self.trial is not None:
                 source = self.trial.try_out(asked, vocabulary)
             else:
@@ -110,10 +127,10 @@ class _Grammar:
         self._openings = [opening.encode() for opening in openings if opening]
         self._has_numbers = bool(openings)
 
-    def mask(self) -> GrammarMask:
+    def mask(self, stats: ConstraintStats) -> GrammarMask:
         vocabulary = self._vocabulary
         numbers = NumberRuns(vocabulary.digits, self._openings) if self._has_numbers else None
-        return GrammarMask(self._start, vocabulary.vocab_size, numbers)
+        return GrammarMask(self._start, vocabulary.vocab_size, stats, numbers)
 
 
 def compile_source(
@@ -132,22 +149,37 @@ def compile_source(
     if not vocabulary.stop_token_ids:
         message = "the model has no token that ends an answer"
         raise ConstraintError(message, "structured_outputs", "unwritable")
-    start = LLMatcher(vocabulary.tokens, source.text, log_level=0, limits=parser_limits())
-    if not start.is_error():
-        allows_some = any(start.compute_bitmask())
-        if allows_some and not start.is_error():
-            return start
-    raise explained(start.get_error(), source, asked)
+    limits = parser_limits(has_rules=source.has_rules)
+    start = LLMatcher(vocabulary.tokens, source.text, log_level=0, limits=limits)
+    if start.is_error():
+        raise explained(start.get_error(), source, asked)
+    followed = start.deep_copy()
+    for _ in range(_NUM_FIRST_TOKENS):
+        bits = followed.compute_bitmask()
+        if followed.is_error() or not any(bits):
+            raise explained(followed.get_error(), source, asked)
+        common = int.from_bytes(bits, "little")
+        token_id = (common & -common).bit_length() - 1  # the first that is allowed
+        if token_id in vocabulary.stop_token_ids:
+            break
+        if not followed.consume_token(token_id):
+            raise explained(followed.get_error(), source, asked)
+    return start
 
 
-def parser_limits() -> LLParserLimits:
-    """Return bounds on the time and the memory of one grammar."""
+def parser_limits(*, has_rules: bool) -> LLParserLimits:
+    """Return bounds on the time and the memory of one grammar.
+
+    Those of a schema have rows of four items for each optional property, of which few are alive.
+    Where a user wrote the rules, all may be, and time grows with their square.
+    """
     from llguidance import LLParserLimits
 
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,  # some 20 ms
-        step_lexer_fuel=100_000,  # some 7 ms
-        step_max_items=20_000,  # 1 ms
+        step_lexer_fuel=50_000,  # some 3 ms
+        step_max_items=5_000 if has_rules else 20_000,
+        max_items_in_row=500 if has_rules else 2_000,
         max_lexer_states=50_000,  # 1 to 2 kB each
         max_grammar_size=200_000,
         verbose_errors=False,

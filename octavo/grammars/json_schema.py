@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 
 from octavo.base.errors import ConstraintError
 from octavo.core.structured_outputs import MAX_DEPTH
+from octavo.grammars.json_patterns import without_nul
 
 # A newline and an indentation: more white space between two parts means nothing.
 MAX_WHITESPACE = 40
@@ -48,6 +49,8 @@ _PATTERNS = {
     "relative-json-pointer": "^(0|[1-9][0-9]*)(#|(/([^/~]|~[01])*)*)$",
     "byte": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
 }
+# Few that read dates know the year 0.
+_YEAR = "^(000[1-9]|00[1-9][0-9]|0[1-9][0-9][0-9]|[1-9][0-9][0-9][0-9])-"
 _ANY_TEXT = frozenset(("password", "binary", "path", "file-path", "directory-path", "textarea"))
 _INTEGERS = {
     "int32": (-(1 << 31), (1 << 31) - 1),
@@ -236,6 +239,11 @@ def _rewrite(part: Schema, place: str) -> None:
             raise _unsupported(key, place)
     _check_type(part, place)
     _rewrite_format(part, place)
+    if isinstance(part.get("pattern"), str):
+        part["pattern"] = without_nul(part["pattern"])
+    if isinstance(part.get("patternProperties"), dict):
+        patterns = part["patternProperties"].items()
+        part["patternProperties"] = {without_nul(key): value for key, value in patterns}
     least = part.get("minProperties")
     if isinstance(least, int | float) and part.get("additionalProperties") is not False:
         # A name that may be any could come twice, and then there are fewer.
@@ -325,6 +333,8 @@ def _check_type(part: Schema, place: str) -> None:
 
 def _rewrite_format(part: Schema, place: str) -> None:
     name = part.get("format")
+    if name in ("date", "date-time"):
+        _add_pattern(part, _YEAR)
     if name is None or name in _FORMATS:
         return
     if not isinstance(name, str):
@@ -334,11 +344,7 @@ def _rewrite_format(part: Schema, place: str) -> None:
         return
     del part["format"]
     if name in _PATTERNS:
-        pattern = {"pattern": _PATTERNS[name]}
-        if "pattern" in part:
-            part.setdefault("allOf", []).append(pattern)
-        else:
-            part |= pattern
+        _add_pattern(part, _PATTERNS[name])
     elif name in _INTEGERS:
         low, high = _INTEGERS[name]
         part["minimum"] = max(low, part.get("minimum", low))
@@ -347,6 +353,13 @@ def _rewrite_format(part: Schema, place: str) -> None:
         raise ConstraintError(
             f"the format {name!r:.60} at {place} is not supported", None, "unsupported"
         )
+
+
+def _add_pattern(part: Schema, pattern: str) -> None:
+    if "pattern" in part:
+        part.setdefault("allOf", []).append({"pattern": pattern})
+    else:
+        part["pattern"] = pattern
 
 
 def _unsupported(key: str, place: str) -> ConstraintError:

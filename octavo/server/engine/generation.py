@@ -529,6 +529,9 @@ class EngineObserver:
     def on_ignored_fields(self, names: Sequence[str]) -> None:
         """A request had fields of these names, which have no effect here."""
 
+    def on_constraint_refused(self, reason: str) -> None:
+        """A request's schema, expression or grammar was refused: a reason of `ConstraintError`."""
+
     def on_tokens(self, generation: Generation, num_tokens: int, gap: float | None) -> None:
         """A step brought tokens of one sample, ``gap`` seconds after the sample's last ones.
 
