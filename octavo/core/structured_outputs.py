@@ -128,6 +128,10 @@ class StructuredOutputs:
         return {name: value for name, value in asdict(self).items() if value != defaults[name]}
 
 
+# vLLM's name of it.
+StructuredOutputsParams = StructuredOutputs
+
+
 def _json_text(value: Any, field: str) -> str:
     """Return a schema as text, with its properties in their order."""
     if isinstance(value, str):
