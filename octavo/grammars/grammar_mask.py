@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING
 
+from octavo.core.stats import ConstraintStats
 from octavo.core.token_mask import Bits
 from octavo.grammars.number_runs import NumberRuns
 
@@ -25,6 +27,7 @@ class GrammarMask:
 
     Args:
         start: the beginning of the grammar. It is not changed, and masks may share it.
+        stats: counts masks.
         numbers: at its beginning too; None leaves runs of digits as long as they are.
         encode: the tokens of a text, for forced ones; None forces none.
     """
@@ -36,10 +39,12 @@ class GrammarMask:
         self,
         start: LLMatcher,
         vocab_size: int,
+        stats: ConstraintStats,
         numbers: NumberRuns | None = None,
         encode: Callable[[bytes], list[int]] | None = None,
     ):
         self._start = start
+        self._stats = stats
         self._matcher = start.deep_copy()
         self._num_words = -(-vocab_size // 32)
         self._numbers = numbers
@@ -68,6 +73,7 @@ class GrammarMask:
         if self._num_wrong:
             return None
         if self._bits is None:
+            begun_at = perf_counter()
             bits = array("I", bytes(4 * self._num_words))
             if not self._matcher.is_error():
                 address, count = bits.buffer_info()
@@ -75,6 +81,8 @@ class GrammarMask:
                 if self._matcher.is_error():
                     bits = array("I", bytes(4 * self._num_words))
             self._bits = self._without_long_runs(bits)
+            self._stats.num_masks += 1
+            self._stats.mask_seconds += perf_counter() - begun_at
         return self._bits
 
     def _without_long_runs(self, bits: Bits) -> Bits:
@@ -120,7 +128,7 @@ class GrammarMask:
 
     def fork(self) -> GrammarMask:
         other = GrammarMask.__new__(GrammarMask)
-        other._start = self._start
+        other._start, other._stats = self._start, self._stats
         other._matcher = self._matcher.deep_copy()
         other._num_words = self._num_words
         other._numbers = None if self._numbers is None else self._numbers.fork()

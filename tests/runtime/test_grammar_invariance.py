@@ -17,6 +17,7 @@ from hash_model import FunctionProposer
 from octavo.core.batch import Draft
 from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.stats import ConstraintStats
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.core.token_mask import create_mask
 from octavo.grammars.compiler import compile_source
@@ -79,7 +80,9 @@ def make_requests(
             constraint = StructuredOutputs(**asked)
             source = source_of(constraint, vocabulary.special_ids, vocabulary.stop_token_ids)
             start = compile_source(source, constraint, vocabulary)
-            grammar = GrammarMask(start, vocab_size, encode=vocabulary.tokens.tokenize_bytes)
+            grammar = GrammarMask(
+                start, vocab_size, ConstraintStats(), encode=vocabulary.tokens.tokenize_bytes
+            )
             grammar.is_slow = is_slow
         bad_words = [[30]] if index % 4 == 1 else []
         prompt = shared[: rng.choice([0, 17, 33])] + [2 + index]
