@@ -145,7 +145,7 @@ class OfflineSession:
         *,
         cache_salt: str = "",
         ask: Callable[[WorkloadRequest], SamplingParams] | None = None,
-        prepared: Callable[[WorkloadRequest], PreparedMask] | None = None,
+        mask_of: Callable[[WorkloadRequest], PreparedMask] | None = None,
     ) -> RunTiming:
         """Give all requests at once, and run until the last has ended.
 
@@ -156,7 +156,7 @@ class OfflineSession:
             observe: called with every batch after its step, outside of the step's time.
             cache_salt: requests share prefixes only with those of the same salt.
             ask: returns the sampling parameters of a request, in place of these.
-            prepared: returns the mask of a request, see ``prepare_mask``.
+            mask_of: returns the mask of a request, see ``prepare_mask``.
 
         Raises:
             BenchmarkError: a request failed.
@@ -182,7 +182,7 @@ class OfflineSession:
         try:
             for request, token_ids in prepared:
                 params = (ask or sampling_params)(request)
-                mask = None if prepared is None else prepared(request)
+                mask = None if mask_of is None else mask_of(request)
                 groups.append(self._add(token_ids, params, cache_salt, mask, step))
             while engine.has_unfinished_requests:
                 step()

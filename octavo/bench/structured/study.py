@@ -10,7 +10,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from octavo.base.errors import ConstraintError
@@ -103,7 +103,7 @@ class StructuredStudy:
     """The measurements of one engine.
 
     Args:
-        advance: called with 1 after each turn; there are ``num_turns``.
+        advance: called after each turn; there are ``num_turns``.
         peer: another engine with the same model.
     """
 
@@ -111,7 +111,7 @@ class StructuredStudy:
         self,
         session: OfflineSession,
         plan: StructuredPlan,
-        advance: Callable[[int], object],
+        advance: Callable[[], object],
         peer: LlamaServer | None = None,
     ):
         self._session, self._plan, self._advance = session, plan, advance
@@ -151,7 +151,7 @@ class StructuredStudy:
         timing = self._answer(row, schemas, temperature=temperature)
         if timing is not None:
             row.decode_tps.append(decode_tps(timing))
-        self._advance(1)
+        self._advance()
         return row
 
     def _compared(self, kind: str, schemas: Sequence[dict[str, Any]]) -> StructuredRow:
@@ -161,10 +161,10 @@ class StructuredStudy:
             timing = self._answer(row, schemas, speculative=_PLAIN_STREAMS)
             assert timing is not None
             row.decode_tps.append(decode_tps(timing))
-            self._advance(1)
+            self._advance()
             lengths = [len(tokens) for tokens in timing.output_token_ids]
             row.plain_decode_tps.append(decode_tps(self._plain(schemas, lengths)))
-            self._advance(1)
+            self._advance()
         return row
 
     def _forced(self, kind: str, schemas: Sequence[dict[str, Any]]) -> StructuredRow:
@@ -175,11 +175,11 @@ class StructuredStudy:
             timing = self._answer(row, schemas)
             assert timing is not None
             row.decode_tps.append(decode_tps(timing))
-            self._advance(1)
+            self._advance()
             plain = self._answer(undrafted, schemas, speculative=_PLAIN_STREAMS)
             assert plain is not None
             row.plain_decode_tps.append(decode_tps(plain))
-            self._advance(1)
+            self._advance()
         return row
 
     def _of_peer(self, kind: str, schema: dict[str, Any], peer: LlamaServer) -> StructuredRow:
@@ -193,9 +193,9 @@ class StructuredStudy:
             row.finished += answer.is_finished
             row.valid += answer.is_finished and self._validity.is_valid(answer.text, schema)
             row.decode_tps.append(answer.decode_tps)
-            self._advance(1)
+            self._advance()
             row.plain_decode_tps.append(peer.answer(prompt, answer.num_tokens).decode_tps)
-            self._advance(1)
+            self._advance()
         return row
 
     # -- runs --------------------------------------------------------------------------------
@@ -223,9 +223,7 @@ class StructuredStudy:
         row.schemas += len(schemas)
         if not masks:
             return None
-        requests = [
-            replace(self._request(schemas[index]), request_id=str(index)) for index in masks
-        ]
+        requests = [self._request(schemas[index], name=str(index)) for index in masks]
 
         def ask(request: WorkloadRequest) -> SamplingParams:
             index = int(request.request_id)
@@ -235,7 +233,7 @@ class StructuredStudy:
             requests,
             cache_salt=self._salt(),
             ask=ask,
-            prepared=lambda request: masks[int(request.request_id)],
+            mask_of=lambda request: masks[int(request.request_id)],
         )
         for index, token_ids in zip(masks, timing.output_token_ids, strict=True):
             if token_ids and token_ids[-1] in self._session.stop_token_ids:
@@ -261,12 +259,14 @@ class StructuredStudy:
             ),
         )
 
-    def _request(self, schema: dict[str, Any], length: int | None = None) -> WorkloadRequest:
+    def _request(
+        self, schema: dict[str, Any], length: int | None = None, name: str = ""
+    ) -> WorkloadRequest:
         text = prompt_of(schema)
         if self._session.tokenizer.chat_template is not None:
             messages = ({"role": "user", "content": text},)
-            return WorkloadRequest("", messages=messages, output_len=length)
-        return WorkloadRequest("", prompt=text + "\n\n", output_len=length)
+            return WorkloadRequest(name, messages=messages, output_len=length)
+        return WorkloadRequest(name, prompt=text + "\n\n", output_len=length)
 
     def _salt(self) -> str:
         """Return a salt, so that no turn finds the prefixes of another."""
