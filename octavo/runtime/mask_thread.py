@@ -114,18 +114,19 @@ class MaskThread:
 def _make_masks(works: _Works, ended: _Numbers, count: Callable[[], None], nothing: Bits) -> None:
     while (work := works.get()) is not None:
         for mask in work.masks:
-            _make_mask(mask, work.problems, nothing)
-            count()
+            try:
+                _make_mask(mask, work.problems, nothing)
+            finally:  # the step waits for it
+                count()
         number = work.number
         del work, mask  # requests end
         ended.put(number)
 
 
 def _make_mask(mask: LateMask, problems: dict[int, str], nothing: Bits) -> None:
-    bits: Bits | None = nothing
     try:
-        bits = mask.bitmask()
+        mask.give(mask.bitmask())
     except BaseException as error:
-        _log.exception("the mask of a request failed")
         problems[mask.row] = f"the mask of its tokens failed: {type(error).__name__}: {error}"
-    mask.give(bits)
+        _log.exception("the mask of a request failed")
+        mask.give(nothing)
