@@ -11,6 +11,7 @@ from octavo.base.errors import ConstraintError
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.grammars.beginnings import after
 from octavo.grammars.endless import may_be_endless
+from octavo.grammars.gbnf import is_gbnf, to_lark
 from octavo.grammars.json_schema import parse_schema, whitespace_pattern
 from octavo.grammars.lark import LarkGrammar
 from octavo.grammars.structural_tags import StructuralTags
@@ -114,15 +115,7 @@ def _choice_source(asked: StructuredOutputs, choices: str) -> str:
 
 
 def _grammar_source(asked: StructuredOutputs, grammar: str) -> str:
-    from llguidance.gbnf_to_lark import any_to_lark
-
-    try:
-        lark: str = any_to_lark(grammar)
-    except RecursionError:
-        raise ConstraintError("is nested too deep", None, "too_complex") from None
-    except Exception as error:
-        raise ConstraintError(f"is no grammar in GBNF: {error}") from None
-    return lark
+    return to_lark(grammar) if is_gbnf(grammar) else grammar
 
 
 _SOURCES: dict[str, Callable[[StructuredOutputs, str], str]] = {
