@@ -1,9 +1,10 @@
 """Time of passing the KV of a prompt from one replica to another, against computing it.
 
-    python benchmarks/kv_transfer.py MODEL [--tokens 1000] [--rounds 5]
+    python benchmarks/kv_transfer.py MODEL [--tokens 1000] [--rounds 5] [--links]
 
 Both engines are in this process, and have their threads to themselves in turns; the memory between
-them, and all that is done with it, is that of ``octavo serve --prefill-replicas``. In each round
+them, and all that is done with it, is that of ``octavo serve --prefill-replicas``; with ``--links``
+the connection between them, over loopback, is that of replicas on several machines. In each round
 the first engine computes a new prompt and saves its KV, and the second one goes on from it::
 
     computing   from the request to its first token, at the first engine
@@ -23,11 +24,14 @@ import time
 
 from octavo.core.block_store import following_keys, root_key
 from octavo.core.sampling_params import SamplingParams
-from octavo.offload.open_peers import TransferFiles
+from octavo.offload.open_peers import Transfer, TransferFiles
 from octavo.offload.shared_blocks import create_region, read_only
+from octavo.offload.transfer_links import TransferLinks
 from octavo.serving.load import LoadedEngine, load_engine
 from octavo.serving.text_engine import OutputSoFar, TextEngine
 from octavo.settings.engine import EngineArgs
+
+_NUM_BYTES = 1 << 30  # of blocks on their way
 
 
 def main() -> None:
@@ -35,10 +39,9 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--tokens", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--links", action="store_true")
     args = parser.parse_args()
-    region = create_region(1 << 30)
-    first = load(args.model, TransferFiles(os.dup(region)))
-    second = load(args.model, TransferFiles(peers={0: read_only(region)}))
+    first, second = linked(args.model) if args.links else sharing(args.model)
     rng = random.Random(1)
     rounds = [
         measure(first, second, [rng.randrange(1000, 20000) for _ in range(args.tokens)])
@@ -53,10 +56,29 @@ def main() -> None:
         print(f"{name:12}{shown}")
 
 
-def load(model: str, files: TransferFiles) -> LoadedEngine:
+def sharing(model: str) -> tuple[LoadedEngine, LoadedEngine]:
+    """Return two engines of which the second maps the memory that the first one writes."""
+    region = create_region(_NUM_BYTES)
+    first = load(model, TransferFiles(os.dup(region)))
+    return first, load(model, TransferFiles(peers={0: read_only(region)}))
+
+
+def linked(model: str) -> tuple[LoadedEngine, LoadedEngine]:
+    """Return two engines of which the second is connected to the first one."""
+    there, here = TransferLinks("127.0.0.1", (), _NUM_BYTES), TransferLinks(None, [0], _NUM_BYTES)
+    first, second = load(model, there), load(model, here)
+    ticket = there.invite(1)
+    assert ticket is not None
+    here.connect(0, ticket)
+    while not here.is_linked(0):
+        time.sleep(0.01)
+    return first, second
+
+
+def load(model: str, transfer: Transfer) -> LoadedEngine:
     settings = {"max_model_len": 4096, "kv_cache_memory": "512MiB", "kv_buffer_size": "512MiB"}
     args = EngineArgs(model, data_parallel_size=2, prefill_replicas=1, **settings)
-    return load_engine(args, is_served=True, is_replica=True, transfer=files)
+    return load_engine(args, is_served=True, is_replica=True, transfer=transfer)
 
 
 def measure(first: LoadedEngine, second: LoadedEngine, prompt: list[int]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """A GGUF file with the shape of a well-known model and random weights.
 
     python benchmarks/make_random.py OUT.gguf [--type Q4_K_M|Q4_0|Q8_0|bf16]
-        [--shape llama-1b|llama-3b|llama-8b|mixtral-1b|deepseek-1b] [--vocab-size N]
+        [--shape llama-1b|llama-3b|llama-8b|mixtral-1b|deepseek-1b|qwen3-30b-6l] [--vocab-size N]
 
 How fast a model runs depends on its shape and formats, not on what it has learned: this is for
 measuring sizes that cannot be downloaded where the measuring is done. The tokenizer is that of
@@ -93,6 +93,16 @@ _DEEPSEEK_1B = {
     "n_shared_experts": 2,
 }
 
+# Layers as Qwen3-30B-A3B has them, 6 of its 48: 3.9e9 weights, of which a token uses 0.5e9.
+_QWEN3_30B_6L = {
+    **llama(2048, 6, 6144, 32, 4, 128, 49_152, False),
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
+
 # What ``config.json`` says of each.
 SHAPES = {
     "llama-1b": llama(2048, 16, 8192, 32, 8, 64, 128_256, True),  # Llama-3.2-1B
@@ -100,6 +110,7 @@ SHAPES = {
     "llama-8b": llama(4096, 32, 14336, 32, 8, 128, 128_256, False),  # Llama-3.1-8B
     "mixtral-1b": _MIXTRAL_1B,
     "deepseek-1b": _DEEPSEEK_1B,
+    "qwen3-30b-6l": _QWEN3_30B_6L,
 }
 
 

@@ -179,6 +179,12 @@ class Copies {
     }
   }
 
+  // Add the rows that each rank computes to `counts`, and behind them those of the one that has most.
+  void count_rows(int64_t* counts) const {
+    for (int rank = 0; rank < places_.num_ranks; rank++) counts[rank] += rows_[rank];
+    counts[places_.num_ranks] += *std::max_element(rows_, rows_ + places_.num_ranks);
+  }
+
  private:
   int count(int e) const { return places_.begin[e + 1] - places_.begin[e]; }
 
@@ -196,6 +202,7 @@ class Copies {
     for (int piece = 0; piece < pieces; piece++) {
       const int rank = ranks[(first + piece) % copies];
       const Range dealt = share(rows, piece, pieces);
+      rows_[rank] += dealt.end - dealt.begin;
       work_[rank] += std::max(dealt.end - dealt.begin, kFewRows);
       if (rank == places_.rank) own = dealt;
     }
@@ -204,7 +211,8 @@ class Copies {
 
   const oct_expert_places& places_;
   const int num_experts_;
-  int64_t work_[kMostRanks] = {};  // of each rank, in rows
+  // Of each rank, the rows that it computes, and how long these take: so long as that many would.
+  int64_t rows_[kMostRanks] = {}, work_[kMostRanks] = {};
 };
 
 // Some tokens of a step, seen by one worker.
@@ -269,9 +277,14 @@ class Chunk {
     }
     for (int e = num_experts_; e > 0; e--) begin_of_[e] = begin_of_[e - 1];
     begin_of_[0] = 0;
-    if (args_.places.begin) Copies(args_.places, num_experts_).share_rows(begin_of_, own_begin_, own_end_);
+    if (args_.places.begin) share_rows();
     if (args_.loads == nullptr || worker_.rank != 0) return;
     for (int e = 0; e < num_experts_; e++) args_.loads[e] += rows_of(e);
+  }
+  void share_rows() {
+    Copies copies(args_.places, num_experts_);
+    copies.share_rows(begin_of_, own_begin_, own_end_);
+    if (args_.places.rows != nullptr && worker_.rank == 0) copies.count_rows(args_.places.rows);
   }
   int rows_of(int e) const { return begin_of_[e + 1] - begin_of_[e]; }
   // Those of this rank.

@@ -16,7 +16,7 @@
 
 #include <stdint.h>
 
-#define OCT_ABI_VERSION 16
+#define OCT_ABI_VERSION 17
 
 #if defined(__cplusplus)
 extern "C" {
@@ -576,6 +576,9 @@ typedef struct oct_expert_places {
   int32_t rank, num_ranks;
   const int32_t* begin; /* [E + 1] */
   const int32_t* ranks;
+  /* NULL, or [num_ranks + 1]: the rows that each rank computes are added, and to the last entry those of
+   * the rank that has most, for which the others wait. */
+  int64_t* rows;
 } oct_expert_places;
 
 /* out = residual + the weighted sum of the outputs of a token's experts for x = rmsnorm(in) * norm, the
@@ -621,6 +624,7 @@ int32_t oct_experts(oct_pool* pool, const oct_experts_args* args, int32_t rows);
 typedef struct oct_node {
   int32_t op;
   int32_t meets; /* whether all ranks of the group meet before the next op */
+  int32_t own_rows; /* LINEAR and LATENT: of the rank's own sequences alone (oct_batch), maybe none */
   const void* args;
 } oct_node;
 
@@ -670,6 +674,9 @@ typedef struct oct_batch {
   int32_t* status;           /* [N, num_out] */
   uint8_t* row_finite;       /* [N, T] */
   const uint8_t* needs_logits; /* [num_out]: which rows need more than their maximum; without samples */
+  /* The rank's own sequences, for nodes with own_rows: they are next to each other. Blocks of others are
+   * not looked at. */
+  int32_t first_own_seq, num_own_seqs;
 } oct_batch;
 
 /* Set, for each row of the head, whether its logits are needed, and not their maximum alone: 0 or 1. */

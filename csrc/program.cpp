@@ -17,6 +17,7 @@
 #include "group.h"
 #include "kernels.h"
 #include "latent.h"
+#include "own_rows.h"
 #include "recurrence.h"
 #include "rows.h"
 #include "shared_prefix.h"
@@ -179,8 +180,17 @@ class StepPrefixes {
   std::unique_ptr<SharedPrefixes[]> groups_;
 };
 
+void run_own_rows(const oct_node& node, const oct_batch& batch, const OwnRows& own,
+                  const Worker& worker) {
+  if (own.count() == 0) return;
+  if (node.op == OCT_OP_LINEAR)
+    return linear(own.of(*static_cast<const oct_linear_args*>(node.args)), worker);
+  latent(own.of(*static_cast<const oct_latent_args*>(node.args)), own.sequences(batch), worker);
+}
+
 void run_node(const oct_node& node, const oct_program& program, const oct_batch& batch,
-              const StepPrefixes& prefixes, const Worker& worker) {
+              const StepPrefixes& prefixes, const OwnRows& own, const Worker& worker) {
+  if (node.own_rows) return run_own_rows(node, batch, own, worker);
   switch (node.op) {
     case OCT_OP_EMBED:
       return embed(*static_cast<const oct_embed_args*>(node.args), batch, worker);
@@ -335,7 +345,7 @@ int32_t check_embed(const oct_embed_args& args, const oct_program& program, cons
   return OCT_OK;
 }
 
-int32_t check_multi_step(const oct_program& program, const oct_batch& batch) {
+int32_t check_multi_step(const oct_program& program, const oct_batch& batch, const OwnRows& own) {
   if (batch.num_multi_steps == 1) return OCT_OK;
   const int32_t seqs = batch.seqs.num_seqs;
   if (batch.num_multi_steps < 1 || batch.num_multi_steps > kMaxMultiSteps || batch.head_only) {
@@ -364,8 +374,9 @@ int32_t check_multi_step(const oct_program& program, const oct_batch& batch) {
     const oct_attention_args args =
         node.op == OCT_OP_LATENT ? as_attention(*static_cast<const oct_latent_args*>(node.args))
                                  : *static_cast<const oct_attention_args*>(node.args);
-    for (int32_t s = 0; s < seqs; s++) {
-      const int32_t code = check_blocks(args, batch.seqs, s, batch.seqs.kv_len[s] + batch.num_multi_steps - 1);
+    const oct_sequences seen = node.own_rows ? own.sequences(batch) : batch.seqs;
+    for (int32_t s = 0; s < seen.num_seqs; s++) {
+      const int32_t code = check_blocks(args, seen, s, seen.kv_len[s] + batch.num_multi_steps - 1);
       if (code != OCT_OK) return code;
     }
   }
@@ -382,7 +393,34 @@ int32_t check_asked(const oct_program& program, const oct_batch& batch) {
   return OCT_OK;
 }
 
-int32_t check_node(const oct_node& node, const oct_program& program, const oct_batch& batch) {
+// Whether the own sequences of a rank are sequences of the step, with rows of it.
+int32_t check_own_rows(const oct_batch& batch) {
+  const int32_t first = batch.first_own_seq, count = batch.num_own_seqs;
+  if (first < 0 || count < 0 || first > batch.seqs.num_seqs - count) {
+    return fail(OCT_ERR_ARGUMENT, "%d sequences from %d on are the rank's own, of %d in the step", count,
+                first, batch.seqs.num_seqs);
+  }
+  if (count == 0) return OCT_OK;
+  const int32_t begin = batch.seqs.q_start[first], end = batch.seqs.q_start[first + count];
+  if (begin >= 0 && begin <= end && end <= batch.seqs.num_tokens) return OCT_OK;
+  return fail(OCT_ERR_ARGUMENT, "the rank's own rows are %d to %d, of %d in the step", begin, end,
+              batch.seqs.num_tokens);
+}
+
+int32_t check_node_of_own_rows(const oct_node& node, const oct_batch& batch, const OwnRows& own) {
+  switch (node.op) {
+    case OCT_OP_LINEAR:
+      return check_linear(own.of(*static_cast<const oct_linear_args*>(node.args)));
+    case OCT_OP_LATENT:
+      return check_latent(own.of(*static_cast<const oct_latent_args*>(node.args)),
+                          own.sequences(batch));
+  }
+  return fail(OCT_ERR_ARGUMENT, "the op %d cannot be of own rows", node.op);
+}
+
+int32_t check_node(const oct_node& node, const oct_program& program, const oct_batch& batch,
+                   const OwnRows& own) {
+  if (node.own_rows) return check_node_of_own_rows(node, batch, own);
   switch (node.op) {
     case OCT_OP_LINEAR: {
       oct_linear_args args = *static_cast<const oct_linear_args*>(node.args);
@@ -412,12 +450,15 @@ int32_t check_node(const oct_node& node, const oct_program& program, const oct_b
   return fail(OCT_ERR_ARGUMENT, "a program has the unknown op %d", node.op);
 }
 
-int32_t check_step(const oct_program& program, const oct_batch& batch, int32_t begin) {
+// Check a step from the node `begin` on; `own` rows are found, if there are any.
+int32_t check_step(const oct_program& program, const oct_batch& batch, int32_t begin, OwnRows& own) {
   int32_t code = check_batch(program, batch);
+  if (code == OCT_OK && batch.num_own_seqs) code = check_own_rows(batch);
+  if (code == OCT_OK && !own.find(batch)) code = fail(OCT_ERR_MEMORY, "no memory for the rank's own rows");
   for (int32_t i = begin; i < program.num_nodes && code == OCT_OK; i++) {
-    code = check_node(program.nodes[i], program, batch);
+    code = check_node(program.nodes[i], program, batch, own);
   }
-  if (code == OCT_OK) code = check_multi_step(program, batch);
+  if (code == OCT_OK) code = check_multi_step(program, batch, own);
   return code == OCT_OK ? check_asked(program, batch) : code;
 }
 
@@ -427,7 +468,8 @@ int32_t check_step(const oct_program& program, const oct_batch& batch, int32_t b
 int32_t oct_step(oct_pool* pool, const oct_program* program, const oct_batch* batch) {
   using namespace octavo;
   const int32_t begin = batch->head_only ? program->num_nodes - program->num_head_nodes : 0;
-  const int32_t code = check_step(*program, *batch, begin);
+  OwnRows own;
+  const int32_t code = check_step(*program, *batch, begin, own);
   if (code != OCT_OK) return leave(program->group, code);
   MultiStep steps(*program, *batch);
   StepPrefixes prefixes;
@@ -439,7 +481,7 @@ int32_t oct_step(oct_pool* pool, const oct_program* program, const oct_batch* ba
     do {
       for (int32_t i = begin; i < program->num_nodes; i++) {
         const oct_node& node = program->nodes[i];
-        run_node(node, *program, steps.current(), prefixes, worker);
+        run_node(node, *program, steps.current(), prefixes, own, worker);
         if (!worker.barrier(node.meets ? program->group : nullptr)) return;
       }
     } while (steps.next(worker));

@@ -3,8 +3,10 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +162,24 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def tiny_model(tmp_path_factory) -> Path:
     """The folder of a tiny random Llama."""
     return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_hf(tiny_model, tmp_path_factory):
+    """``tiny_hf(name)``: the folder of one of the CASES of transformers, with a tokenizer; more
+    arguments are fields of its config."""
+    from tiny_transformers import make_model
+
+    @cache
+    def make(name: str, **more: Any) -> Path:
+        folder = tmp_path_factory.mktemp("transformers") / name
+        ids = {"vocab_size": 260, "eos_token_id": 256, "bos_token_id": 257}
+        make_model(name, **ids, **more).save_pretrained(folder)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copyfile(tiny_model / file, folder / file)
+        return folder
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -53,6 +53,8 @@ NOT_RUN = {
 LONG = (
     *("calibrate", "validate", "tune", "train-draft", "bench ablation", "bench spec", "serve"),
     *("bench startup", "quantize --report", "quantize --compare", "advise --measure"),
+    # tests/page/test_static_folder.py, `plan` of fewer devices, tests/bench/offline/test_sweep.py
+    *("page", "plan any", "bench sweep --base-url"),
 )
 UNHAPPY = {"plan": {0, 2}}  # a plan that cannot be is no error, and says so by 2
 

@@ -116,6 +116,7 @@ def test_lanes_run_side_by_side_and_what_is_timed_runs_alone(run):
     assert log[0][0].startswith(("test_b", "test_d"))  # the lane with a slow test was the first
 
 
+@pytest.mark.thinned(1, most=1)
 @pytest.mark.parametrize(
     "flags", [(), pytest.param(("-p", "xdist", "-n1"), marks=pytest.mark.long), (*TWO, "-n3")]
 )
@@ -125,6 +126,7 @@ def test_any_number_of_processes(run, flags):
     check_alone(log)
 
 
+@pytest.mark.long
 def test_only_some_of_them(run):
     for flags, count in ((("-k", "test_time"), 3), (("test_d.py::test_d[2]",), 1)):
         done, log = run(*TWO, *flags)

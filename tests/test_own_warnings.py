@@ -73,6 +73,7 @@ def outcome(tmp_path: Path):
     return run
 
 
+@pytest.mark.thinned(1, most=2)
 @pytest.mark.parametrize(
     "statement",
     [
@@ -87,6 +88,7 @@ def test_a_strangers_warning_fails_nothing(outcome, statement):
     assert outcome(statement) == 0
 
 
+@pytest.mark.thinned(1, most=3)
 @pytest.mark.parametrize(
     "statement",
     [

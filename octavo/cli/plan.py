@@ -246,6 +246,7 @@ def _save(path: str, plan: Plan, num_prefill: int) -> None:
 
 def _print_plan(console: Console, plan: Plan, args: argparse.Namespace) -> None:
     from octavo.planner.money import watts_text
+    from octavo.planner.whole_experts import whole_experts
 
     console.print(_what(plan), markup=False)
     for warning in plan.warnings:
@@ -265,6 +266,8 @@ def _print_plan(console: Console, plan: Plan, args: argparse.Namespace) -> None:
     if args.roofline:
         console.print(_roofline_table("prefill", plan.prefill_cost))
         console.print(_roofline_table("decode", plan.decode_cost))
+    if (experts := whole_experts(plan.verdict)) is not None:
+        console.print(f"a step, by its experts: {experts.text}", markup=False)
     for line in (*_nearest_lines(plan), *_advice_lines(plan)):
         console.print(line, markup=False)
 

@@ -38,7 +38,8 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     _add_traffic_flags(parser)
     _add_engine_flags(parser)
     _add_money_flags(parser)
-    rarely(parser, "--hardware-file", "--pp", "--ep", "--dp", "--dtype", "--kv-cache-dtype")
+    rarely(parser, "--hardware-file", "--pp", "--ep", "--dp", "--dp-attention")
+    rarely(parser, "--dtype", "--kv-cache-dtype")
     rarely(parser, "--purchase", "--years", "--electricity", "--utilization")
 
 
@@ -70,6 +71,11 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     add_number(
         *(group, "--dp"),
         "copies of all but the experts, with requests of their own (default: the best)",
+    )
+    group.add_argument(
+        "--dp-attention",
+        action="store_true",
+        help="each of the --tp processors attends for requests of its own, whose KV it alone has",
     )
     add_value(group, "--dtype T", "of weights that are not quantized")
     add_value(

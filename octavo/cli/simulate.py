@@ -47,7 +47,17 @@ are made up. --out DIR has result.json, series.csv, and timeline.json for https:
 _PLOTTED_POINTS = 150  # more would be a scrawl
 
 # Settings with which steps take what was measured, if they are as usual.
-_AS_MEASURED = ("hardware", "profile", "quantization", "dtype", "tp", "pp", "ep", "dp")
+_AS_MEASURED = (
+    "hardware",
+    "profile",
+    "quantization",
+    "dtype",
+    "tp",
+    "pp",
+    "ep",
+    "dp",
+    "dp_attention",
+)
 
 
 # Flags that are in the short help.

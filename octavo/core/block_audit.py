@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.core.block_manager import BlockManager
+from octavo.core.block_pools import Blocks
 
 # Blocks of a part: it takes about a millisecond, the longest that a request has to wait for it.
 _PART = 4096
@@ -11,7 +11,7 @@ _PART = 4096
 class IdleAudit:
     """Checks every block of a pool without running requests, once after each ``restart``."""
 
-    def __init__(self, blocks: BlockManager):
+    def __init__(self, blocks: Blocks):
         self._blocks = blocks
         self.restart()
 

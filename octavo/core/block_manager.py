@@ -13,11 +13,12 @@ A request has a table of blocks for each group of layers (``kv_tables.py``): nea
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 from octavo.base.errors import EngineError
+from octavo.core.batch import ScheduledRequest
 from octavo.core.block_store import NOTHING_STORED, BlockStore, NoBlockStore, Stored
 from octavo.core.kv_tables import GONE, ONE_TABLE, Windows, first_kept, longest_sequence
 from octavo.core.prefix_cache import MissReason, NoPrefixCache, PrefixCache
@@ -45,6 +46,8 @@ class BlockManager:
         windows: the positions that each group of layers with tables of its own attends to.
         store: receives evicted blocks; only for models without recurrent layers.
         states: the state slots of the model's recurrent layers, if it has any.
+        first_block, ref_counts: of one of several pools, the number of its first block, and the
+            reference counts of the blocks of all.
     """
 
     def __init__(
@@ -55,6 +58,8 @@ class BlockManager:
         windows: Windows = ONE_TABLE,
         store: BlockStore | None = None,
         states: States | None = None,
+        first_block: int = 0,
+        ref_counts: list[int] | None = None,
     ):
         assert store is None or states is None
         assert num_blocks > 0 and block_size > 0
@@ -68,9 +73,10 @@ class BlockManager:
         self.prefix_cache: PrefixCache = NoPrefixCache() if prefix_cache is None else prefix_cache
         self.store: BlockStore = NoBlockStore() if store is None else store
         self.states: States = NoStates() if states is None else states
-        self.ref_counts = [0] * num_blocks
+        self.ref_counts = [0] * num_blocks if ref_counts is None else ref_counts
+        self._ids = range(first_block, first_block + num_blocks)
         # Unreferenced blocks, next to be reused first: the free ones, then the cached, by age.
-        self.free_blocks: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self.free_blocks: OrderedDict[int, None] = OrderedDict.fromkeys(self._ids)
         self.num_cached_blocks = 0
         self._copies: list[tuple[int, int]] = []
 
@@ -115,6 +121,31 @@ class BlockManager:
             for further in request.further_tables:
                 empty += len(further) * size - request.num_computed_tokens
         return empty / (self.num_used_blocks * self.block_size) if self.num_used_blocks else 0.0
+
+    # -- of one pool: with several, ``block_pools.py`` ----------------------------------------
+
+    def place(
+        self,
+        request: Request,
+        running: Collection[Request],
+        shared_of: Callable[[Request], SharedPrefix],
+    ) -> SharedPrefix:
+        """Choose the pool of a request that is to be admitted, and return what it shares there,
+        which ``shared_of`` says of a request with its ``pool``."""
+        return shared_of(request)
+
+    def headroom(self, request: Request, running: Collection[Request]) -> int:
+        """Return how many blocks to leave to running requests when another one is admitted: one of
+        each table, so that it is not preempted at once."""
+        return len(running) * self.num_tables
+
+    def rivals(self, request: Request, others: list[Request]) -> list[Request]:
+        """Return those of other requests whose blocks could serve a request."""
+        return others
+
+    def in_order(self, items: Collection[ScheduledRequest]) -> Collection[ScheduledRequest]:
+        """Return the items of a step in the order of their pools."""
+        return items
 
     # -- sharing -----------------------------------------------------------------------------
 
@@ -231,13 +262,8 @@ class BlockManager:
         of_windows = num_tokens
         if step_tokens is not None:
             of_windows = min(num_tokens, shared.num_tokens + step_tokens)
-        copied = shared.num_tokens % self.block_size != 0
-        needed, idle = headroom + len(shared.stored.parts), 0
-        for window, table in zip(self.windows, shared.tables, strict=True):
-            end = self.blocks_for(num_tokens if _keeps_all(window, request) else of_windows)
-            needed += end - len(table) + copied
-            idle += sum(block_id != GONE and not self.ref_counts[block_id] for block_id in table)
-        if needed > len(self.free_blocks) - idle or not self.states.admit(request, shared.state):
+        has_room = self._has_room(request, shared, num_tokens, of_windows, headroom)
+        if not has_room or not self.states.admit(request, shared.state):
             return False
         for block_id in chain(*shared.tables):
             if block_id != GONE:
@@ -251,6 +277,28 @@ class BlockManager:
         allocated = self._extend(request, num_tokens, of_windows)
         assert allocated
         return True
+
+    def has_room(
+        self, request: Request, shared: SharedPrefix, num_tokens: int, headroom: int
+    ) -> bool:
+        """Return whether a request can be admitted with all blocks of ``num_tokens`` tokens."""
+        return self._has_room(request, shared, num_tokens, num_tokens, headroom)
+
+    def _has_room(
+        self,
+        request: Request,
+        shared: SharedPrefix,
+        num_tokens: int,
+        of_windows: int,
+        headroom: int,
+    ) -> bool:
+        copied = shared.num_tokens % self.block_size != 0
+        needed, idle = headroom + len(shared.stored.parts), 0
+        for window, table in zip(self.windows, shared.tables, strict=True):
+            end = self.blocks_for(num_tokens if _keeps_all(window, request) else of_windows)
+            needed += end - len(table) + copied
+            idle += sum(block_id != GONE and not self.ref_counts[block_id] for block_id in table)
+        return needed <= len(self.free_blocks) - idle
 
     def _restore(self, request: Request, stored: Stored) -> None:
         """Plan copies of stored blocks to new blocks of a request."""
@@ -455,16 +503,16 @@ class BlockManager:
             raise EngineError(f"the block pool is damaged: {'; '.join(violations)}")
 
     def _violations(self, requests: Iterable[Request]) -> Iterator[str]:
-        held = [0] * self.num_blocks
+        held = dict.fromkeys(self._ids, 0)
         for request in requests:
             yield from self._violations_of(request)
             for block_id in chain(*request.block_tables):
                 if block_id != GONE:
-                    held[block_id] += 1
+                    held[block_id] = held.get(block_id, 0) + 1
         yield from self.store.violations()
-        if held != self.ref_counts:
+        if held != {block_id: self.ref_counts[block_id] for block_id in self._ids}:
             yield "reference counts and block tables disagree"
-        if {block for block, count in enumerate(held) if count == 0} != set(self.free_blocks):
+        if {block for block, count in held.items() if count == 0} != set(self.free_blocks):
             yield "a held block is free, or a block is lost"
         num_cached = sum(block_id in self.prefix_cache for block_id in self.free_blocks)
         if num_cached != self.num_cached_blocks:

@@ -228,7 +228,9 @@ class Engine:
                     stats.first_token_time = now
                 stats.last_token_time = now
         if seconds:
-            self._meter.measure(batch, _num_multi_steps(batch, updates), seconds)
+            self._meter.measure(
+                batch, _num_multi_steps(batch, updates), self._stage_seconds(seconds, begun_at)
+            )
         return EngineStep(batch, updates, self._stats(batch, updates, seconds))
 
     def _record_time(self, batch: Batch, begun_at: float) -> float:
@@ -241,6 +243,14 @@ class Engine:
         self._last_result_at = now
         self.step_seconds += seconds
         return seconds
+
+    def _stage_seconds(self, seconds: float, begun_at: float) -> float:
+        """Return the seconds that one stage took for the step that has just ended, if all take as
+        long: of all that it was under way, or since the step that it followed from stage to
+        stage."""
+        executor = self.executor
+        stages = 1 if executor.feeds_tokens else executor.depth
+        return min(seconds, (self._last_result_at - begun_at) / stages)
 
     def close(self) -> None:
         """Abort everything and release the executor."""

@@ -10,7 +10,7 @@ from itertools import chain, groupby
 from typing import Any
 
 from octavo.core.batch import ScheduledRequest
-from octavo.core.block_manager import BlockManager
+from octavo.core.block_pools import Blocks
 from octavo.core.engine import Engine, EngineStep
 from octavo.core.kv_tables import GONE
 from octavo.core.request import Request
@@ -79,7 +79,7 @@ def _row(item: ScheduledRequest, new: list[int]) -> tuple[Any, ...]:
     return item.request.request_id, item.start, num_known, len(new), num_drafted, num_accepted
 
 
-def pool_map(blocks: BlockManager, running: list[Request]) -> dict[str, Any]:
+def pool_map(blocks: Blocks, running: list[Request]) -> dict[str, Any]:
     """Return the holders of blocks as runs: ``[who, how many, who, ...]``, in the order of the
     blocks.
 
@@ -103,7 +103,7 @@ def pool_map(blocks: BlockManager, running: list[Request]) -> dict[str, Any]:
     }
 
 
-def _holder(blocks: BlockManager, block_id: int) -> int:
+def _holder(blocks: Blocks, block_id: int) -> int:
     """Return the holder of a block that no running request is known to hold."""
     if count := blocks.ref_counts[block_id]:
         return LEAVING if count == 1 else SHARED

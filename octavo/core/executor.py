@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -201,13 +201,14 @@ class Probe(Protocol):
         returns the bytes."""
         ...
 
-    def expert_tokens(self) -> tuple[int, ...]:
-        """Return the tokens that each expert got so far, in all layers; () without experts, or
-        without counting."""
+    def expert_figures(self) -> Mapping[str, Any]:
+        """Return the fields of `octavo.core.stats.StepStats` about experts; none without experts,
+        or without counting."""
         ...
 
     def expert_loads(self) -> Sequence[Sequence[int]]:
-        """Return the same for each layer that has experts. They move on with the executor."""
+        """Return the tokens that each expert got so far, for each layer that has experts; ()
+        likewise. They move on with the executor."""
         ...
 
     def observe_logits(self, observer: LogitsObserver | None) -> None:
@@ -227,8 +228,8 @@ class NoModel:
     def matrices(self) -> Sequence[WeightMatrix]:
         return ()
 
-    def expert_tokens(self) -> tuple[int, ...]:
-        return ()
+    def expert_figures(self) -> Mapping[str, Any]:
+        return {}
 
     def expert_loads(self) -> Sequence[Sequence[int]]:
         return ()

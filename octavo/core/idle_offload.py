@@ -6,7 +6,7 @@ the pool.
 
 from __future__ import annotations
 
-from octavo.core.block_manager import BlockManager
+from octavo.core.block_pools import Blocks
 
 # Blocks of a part: copying them takes some milliseconds, the longest that a new request waits.
 _PART = 16
@@ -18,7 +18,7 @@ class IdleOffload:
     Those that were used longest ago come first, as if they had been evicted.
     """
 
-    def __init__(self, blocks: BlockManager):
+    def __init__(self, blocks: Blocks):
         self._blocks = blocks
         self._left: list[int] = []  # the last is the next
         self.restart()

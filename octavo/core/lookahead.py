@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from octavo.core.batch import Draft, ScheduledRequest
-from octavo.core.block_manager import BlockManager
+from octavo.core.block_pools import Blocks
 from octavo.core.drafting import DraftingRequest, DraftProposer
 from octavo.core.request import Request
 
@@ -50,13 +50,13 @@ class Lookahead:
 
     def __init__(
         self,
-        block_manager: BlockManager,
+        block_manager: Blocks,
         max_multi_steps: int = 1,
         proposer: DraftProposer | None = None,
         *,
         runs_ahead: bool = False,
     ):
-        self.block_manager = block_manager
+        self.block_manager: Blocks = block_manager
         self.max_multi_steps = max_multi_steps
         self.proposer = proposer
         self.runs_ahead = runs_ahead

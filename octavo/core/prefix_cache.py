@@ -22,13 +22,13 @@ and a prefix is known up to a node that has one.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Protocol
 
 from octavo.core.block_store import next_key, part_key, root_key
 from octavo.core.kv_tables import GONE, ONE_TABLE, Windows, served_counts
-from octavo.core.prefix_parts import PrefixPart, largest_parts
+from octavo.core.prefix_parts import PrefixPart, TrieNode, largest_parts
 from octavo.core.state_types import NO_STATE
 
 # Number of evicted blocks that are remembered as such.
@@ -103,6 +103,11 @@ class PrefixCache(Protocol):
     def count_hit(self, block_id: int) -> None:
         """Count a request that found the prefix which ends with this known block."""
         raise AssertionError("nothing was published")
+
+    @property
+    def roots(self) -> Iterable[TrieNode]:
+        """The roots of its tries, for a picture of it."""
+        return ()
 
     def largest_parts(self, most: int) -> Sequence[PrefixPart]:
         """Return the largest parts of the cache, for a picture of it."""
@@ -321,7 +326,11 @@ class RadixPrefixCache:
         self._nodes[block_id].num_hits += 1
 
     def largest_parts(self, most: int) -> list[PrefixPart]:
-        return largest_parts(self._roots.values(), most)
+        return largest_parts(self.roots, most)
+
+    @property
+    def roots(self) -> Iterable[TrieNode]:
+        return self._roots.values()
 
     def keep_state(self, block_id: int, slot: int) -> bool:
         node = self._nodes[block_id]

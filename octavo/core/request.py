@@ -83,6 +83,8 @@ class Request:
     block_ids: list[int] = field(init=False, default_factory=list)
     further_tables: list[list[int]] = field(init=False, default_factory=list)
     num_published_blocks: int = field(init=False, default=0)
+    # Set by the block manager: the KV pool that its blocks are in.
+    pool: int = field(init=False, default=0)
     # State slots that it holds while it runs, of a model with recurrent layers.
     states: StateChain | None = field(init=False, default=None)
     # In steps under way: tokens that are computed, drafts included, and tokens that will certainly

@@ -14,8 +14,15 @@ from itertools import chain
 
 from octavo.base.errors import ConfigError, InvalidRequestError
 from octavo.core.admission import AdmissionPolicy, ContinuousAdmission
-from octavo.core.batch import Batch, ScheduledRequest, StepOutput, TokenLogprobs
-from octavo.core.block_manager import BlockManager, SharedPrefix
+from octavo.core.batch import (
+    NO_TOKEN_LEFT,
+    Batch,
+    ScheduledRequest,
+    StepOutput,
+    TokenLogprobs,
+)
+from octavo.core.block_manager import SharedPrefix
+from octavo.core.block_pools import Blocks
 from octavo.core.drafting import DraftProposer
 from octavo.core.fair_queue import FairQueue, behind
 from octavo.core.limits import (
@@ -112,7 +119,7 @@ class Scheduler:
     def __init__(
         self,
         config: SchedulerConfig,
-        block_manager: BlockManager,
+        block_manager: Blocks,
         admission: AdmissionPolicy | None = None,
         proposer: DraftProposer | None = None,
         share: StepShare | None = None,
@@ -120,7 +127,7 @@ class Scheduler:
         assert proposer is None or not block_manager.states.exist, "a state is not taken back"
         self.config = config
         self.share: StepShare = share or WholeShare()
-        self.block_manager = block_manager
+        self.block_manager: Blocks = block_manager
         self.admission: AdmissionPolicy = admission or ContinuousAdmission()
         self.proposer = proposer
         self.lookahead = Lookahead(
@@ -310,9 +317,10 @@ class Scheduler:
 
         self._is_short_of_blocks = short_of_blocks
         is_alone = len(self.requests) == 1
+        items = self.block_manager.in_order(planned.values())
         batch = Batch(
             self.num_steps,
-            self.lookahead.plan(planned.values(), budget, is_alone=is_alone),
+            self.lookahead.plan(items, budget, is_alone=is_alone),
             tuple(self._finished_ids),
             tuple(preempted),
             self.block_manager.take_copies(),
@@ -335,17 +343,9 @@ class Scheduler:
         requests, or leave nothing for the other stages of a pipeline."""
         most_of_prompts = self.pacer.prompt_tokens(num_decoding)
         if self.config.enable_chunked_prefill:
-            most_of_prompts = min(
-                most_of_prompts, self.share.prompt_tokens(self._due_tokens(prompts))
-            )
+            share = self.share.prompt_tokens(prompts, self.waiting.num_tokens)
+            most_of_prompts = min(most_of_prompts, share)
         return int(min(self.config.max_num_batched_tokens, num_decoding + most_of_prompts))
-
-    def _due_tokens(self, prompts: Iterable[Request]) -> Iterator[int]:
-        """Yield the tokens that prompts have yet to compute, and then those of waiting requests."""
-        for request in prompts:
-            yield request.num_uncomputed_tokens
-        for request in self.waiting.in_order():
-            yield len(request.token_ids)
 
     def _ready(self) -> tuple[Sequence[Request], Sequence[Request]]:
         """Return the running requests that a step takes: its share of those that need a single
@@ -406,7 +406,7 @@ class Scheduler:
         With windows, or sink windows, a prompt may need blocks before it has produced anything: if
         all that come after would be spared, none is, except those in flight.
         """
-        others = behind(request, self.running)
+        others = self.block_manager.rivals(request, behind(request, self.running))
         if not others:
             return None if request.num_tokens_in_flight else request
         victims = [other for other in others if self.may_preempt(other)]
@@ -455,14 +455,13 @@ class Scheduler:
                 return
             if self._awaits_fork(request):
                 continue
-            shared = self._shared_prefix(request)
+            shared = self.block_manager.place(request, self.running, self._shared_prefix)
             if shared.stored.is_awaited:
                 continue
             num_shared, num_tokens = shared.num_tokens, len(request.token_ids)
             if not self.config.enable_chunked_prefill and num_tokens - num_shared > budget:
                 return
-            # One block for each running request, so that the new one is not preempted at once.
-            headroom = len(self.running) * self.block_manager.num_tables
+            headroom = self.block_manager.headroom(request, self.running)
             if not self.block_manager.admit(request, shared, num_tokens, headroom, budget):
                 return
             # Preempted requests have paid for the tokens that are computed again.
@@ -492,7 +491,11 @@ class Scheduler:
             return self.block_manager.nothing_shared
         cached = self.block_manager.match(request, limit=len(request.token_ids) - 1)
         source = request.fork_of
-        if source is not None and source.status is RequestStatus.RUNNING:
+        if (
+            source is not None
+            and source.status is RequestStatus.RUNNING
+            and source.pool == request.pool
+        ):
             num_forked = min(source.num_computed_tokens, request.num_prompt_tokens - 1)
             if num_forked >= cached.num_tokens:  # if equal, forked blocks: they need no copies
                 forked = self.block_manager.fork(source, num_forked)
@@ -543,7 +546,7 @@ class Scheduler:
             request_id = request.request_id
             if output.errors and request_id in output.errors:
                 # What this step computed is not published: it may be damaged.
-                request.error = output.errors[request_id]
+                request.error = _explained(output.errors[request_id], request)
                 self._finish(request, FinishReason.ERROR)
                 updates.append(RequestUpdate(request, []))
                 continue
@@ -612,3 +615,10 @@ def _reports_prompt(request: Request) -> bool:
     return request.params.prompt_logprobs is not None and (
         request.num_prompt_logprobs < request.num_prompt_tokens - 1
     )
+
+
+def _explained(error: str, request: Request) -> str:
+    """Return an error of a request; where its mask left no token, the problem of that."""
+    if error == NO_TOKEN_LEFT and request.mask is not None:
+        return request.mask.problem or error
+    return error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from itertools import zip_longest
 from operator import attrgetter
 from typing import Any
 
@@ -177,19 +178,25 @@ class StepStats:
     kv_transfer_misses_unreachable: int | None = None
     # Figures of a meter (core/step_meter.py), None without one. Of this step: the share of its time
     # that the device needs for it at least, and how long its bytes, and its operations, take at
-    # the device's peaks. The others are totals: that least time, the predicted time, and the
-    # number of steps by what bound them.
+    # the device's peaks. The others are totals: that least time, the predicted time, the measured
+    # one (of a pipeline, that of a stage), and the number of steps by what bound them.
     roofline_share: float | None = None
     memory_seconds: float | None = None
     compute_seconds: float | None = None
     floor_seconds: float | None = None
     predicted_seconds: float | None = None
+    measured_seconds: float | None = None
     num_memory_bound: int | None = None
     num_compute_bound: int | None = None
     num_overhead_bound: int | None = None
-    # Totals too, of a model with experts whose meter counts them: tokens that each expert got, in
-    # all layers.
+    # Of a model with experts whose meter counts them. Totals: the tokens that each expert got, in
+    # all layers; those that each rank computed, where ranks have whole experts; for each layer that
+    # has experts, those of the rank that had most in each step. No total: for each such layer, the
+    # tokens of the expert that got most, to the mean of all.
     expert_tokens: tuple[int, ...] = ()
+    expert_rank_tokens: tuple[int, ...] = ()
+    expert_busiest_rank_tokens: tuple[int, ...] = ()
+    expert_imbalance: tuple[float, ...] = ()
 
     @classmethod
     def idle(cls, num_blocks: int = 0) -> StepStats:
@@ -218,14 +225,17 @@ _step_values = attrgetter(*_STEP_FIELDS)
 
 
 # Fields of which a sum says nothing: the mean, or the largest, of the replicas'.
-_MEANS = ("kv_waste", "decode_seconds", "prompt_token_seconds", "roofline_share")
+_MEANS = (
+    *("kv_waste", "decode_seconds", "prompt_token_seconds", "roofline_share"),
+    "expert_imbalance",
+)
 
 
 def summed(
     stats: Sequence[StepStats], num_waiting: int = 0, num_waiting_tokens: int = 0
 ) -> StepStats:
     """Return the figures of several engines as of one: sums; means of shares and of times a token;
-    of lists, the sums by position. ``num_waiting`` samples more wait, with so many tokens."""
+    of lists, the same by position. ``num_waiting`` samples more wait, with so many tokens."""
     if not stats:
         return StepStats.idle()
     values: dict[str, Any] = {}
@@ -234,16 +244,17 @@ def summed(
         if not known:
             values[name] = None
         elif isinstance(known[0], tuple):
-            length = max(map(len, known))
-            padded = [value + (0,) * (length - len(value)) for value in known]
-            values[name] = tuple(map(sum, zip(*padded, strict=True)))
-        elif name in _MEANS:
-            values[name] = sum(known) / len(known)
+            by_position = zip_longest(*filter(None, known), fillvalue=0)
+            values[name] = tuple(_together(name, each) for each in by_position)
         else:
-            values[name] = sum(known)
+            values[name] = _together(name, known)
     values["num_waiting"] += num_waiting
     values["num_waiting_tokens"] += num_waiting_tokens
     return StepStats(**values)
+
+
+def _together(name: str, known: Sequence[float]) -> float:
+    return sum(known) / len(known) if name in _MEANS else sum(known)
 
 
 def _gap(start: float | None, end: float | None) -> float | None:

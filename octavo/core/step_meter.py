@@ -2,7 +2,7 @@
 
 octavo.cost.roofline_meter      measures by the ceilings of the device and of the engine
 NoMeter, SwitchableMeter        measure nothing; nothing until another meter is switched on
-CountedExperts                  adds the number of tokens that each expert of the model got
+CountedExperts                  adds the tokens that the model's experts got, and their ranks
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class StepMeter(Protocol):
     """Measures every step that an engine has run; by default, nothing is measured."""
 
     def measure(self, batch: Batch, num_multi_steps: int, seconds: float) -> None:
-        """Take in a step of so many seconds, in which a request that was alone decoded
-        ``num_multi_steps`` tokens (else 1)."""
+        """Take in a step of so many seconds (in a pipeline, of one stage), in which a request that
+        was alone decoded ``num_multi_steps`` tokens (else 1)."""
         return None
 
     @property
@@ -54,9 +54,9 @@ class SwitchableMeter:
 
 
 class CountedExperts:
-    """Another meter, with the tokens of each expert among its figures.
+    """Another meter, with the tokens of experts and of their ranks among its figures.
 
-    The kernels count them in any case; reading the counts costs some microseconds a step.
+    The kernels count them in any case; they are read once a step.
     """
 
     def __init__(self, meter: StepMeter, probe: Probe):
@@ -67,4 +67,4 @@ class CountedExperts:
 
     @property
     def figures(self) -> Mapping[str, Any]:
-        return {**self._meter.figures, "expert_tokens": self._probe.expert_tokens()}
+        return {**self._meter.figures, **self._probe.expert_figures()}

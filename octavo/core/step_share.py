@@ -4,7 +4,7 @@ Stages of a pipeline compute different steps at the same time. A request that de
 of them only, since its next token is not known before the last stage has sampled it. If a step took
 every request that is ready, requests that start together would stay together, in one step at a
 time, and all stages but one would be idle. So a pipeline of d stages gets a d-th of them in each
-step, and a d-th of the prompt tokens that are due::
+step, and prompts in chunks by which all that are due are soonest through (`prompt_chunks`)::
 
     requests 0 1 2 3 4 5 6 7, two stages     step 1: 0 1 2 3     step 2: 4 5 6 7     step 3: 0 1 …
 
@@ -13,15 +13,14 @@ How requests are grouped changes no token: it only decides when each is computed
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
+from octavo.core.prompt_chunks import PromptChunks, StageSeconds
+
 if TYPE_CHECKING:  # planners ask for shares without an engine
     from octavo.core.request import Request
-
-# Prompt tokens that a step may have however few are due: each stage of a step pays for its weights.
-MIN_PROMPT_TOKENS = 256
 
 
 class StepShare(Protocol):
@@ -32,9 +31,9 @@ class StepShare(Protocol):
         are all, with those in flight and those whose prompts are under way."""
         ...
 
-    def prompt_tokens(self, due: Iterable[int]) -> float:
-        """Return the most prompt tokens of the next step. ``due``: those that each request has yet
-        to compute, in their order; not all of them need be read."""
+    def prompt_tokens(self, prompts: Sequence[Request], waiting: int) -> float:
+        """Return the most prompt tokens of the next step. ``prompts``: requests with more than one
+        token to compute. ``waiting``: the tokens of requests that are not running yet."""
         ...
 
 
@@ -44,29 +43,34 @@ class WholeShare:
     def decoding(self, ready: Sequence[Request], running: Sequence[Request]) -> Sequence[Request]:
         return ready
 
-    def prompt_tokens(self, due: Iterable[int]) -> float:
+    def prompt_tokens(self, prompts: Sequence[Request], waiting: int) -> float:
         return inf
 
 
 class PipelineShare:
     """A part of the requests for each of the steps in flight.
 
+    Chunks of prompts stay as large as they were while these are computed, so that they come out
+    equal; what comes in the meantime has them sized again.
+
     Args:
         depth: steps in flight, one for each stage.
-        max_tokens: of a step; more than ``depth`` times as many prompt tokens make no difference.
+        max_tokens: of a step.
+        seconds: of chunks in the slowest stage, as far as known; see `PromptChunks`.
     """
 
-    def __init__(self, depth: int, max_tokens: int):
-        self._depth, self._max_tokens = depth, max_tokens
+    def __init__(self, depth: int, max_tokens: int, seconds: StageSeconds | None = None):
+        self._depth = depth
+        self._chunks = PromptChunks(depth, max_tokens, seconds)
+        self._due, self._chunk = 0, 1
 
     def decoding(self, ready: Sequence[Request], running: Sequence[Request]) -> Sequence[Request]:
         num_decoding = sum([request.num_uncomputed_tokens <= 1 for request in running])
         return ready[: -(-num_decoding // self._depth)]
 
-    def prompt_tokens(self, due: Iterable[int]) -> float:
-        total = 0
-        for count in due:
-            total += count
-            if total >= self._depth * self._max_tokens:
-                break
-        return max(MIN_PROMPT_TOKENS, -(-total // self._depth))
+    def prompt_tokens(self, prompts: Sequence[Request], waiting: int) -> float:
+        due = waiting + sum([request.num_uncomputed_tokens for request in prompts])
+        if due > self._due:
+            self._chunk = self._chunks.size(due)
+        self._due = due
+        return self._chunk

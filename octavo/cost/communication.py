@@ -8,10 +8,19 @@ of latency: small messages, as those of decoding, take little else. For n ranks 
     all-to-all       alpha +   (n-1)/n S / bandwidth        S is what one rank sends
     point to point   alpha +           S / bandwidth
 
+Tokens go to whole experts elsewhere as DeepEP sends them (its README and ``get_dispatch_layout``;
+https://github.com/deepseek-ai/DeepEP): a token once to each rank that has some of its experts,
+however many these are, and one sum of what they make back from each. What is multiplied in FP8 goes
+there in FP8, with a float32 scale for each 128 values, and comes back 16 bits wide. Devices that
+share each matrix (tp) send a part of their tokens each, and gather the results, as vLLM does
+(``sequence_parallel_chunk`` in its models). Nothing of this is hidden behind computing: engines can
+compute one half of a batch while they send the other (vLLM's ``enable_dbo``, SGLang's
+``enable_two_batch_overlap``), and do not unless told to.
+
 A stage of a pipeline sends the hidden states of a step to the next one: as wide as activations on
-GPUs, and as 32-bit floats on processors, which keep all their bits. That is one row a token; what a
-last layer's norm, or experts with shared ones, would add to it goes as a second row in an engine on
-processors, and is not counted.
+GPUs, and as 32-bit floats on processors, which keep all their bits. That is one row a token, or two
+where its last layer norms what its MLP gives, or has experts beside shared ones
+(``LayerSpec.rows_after``).
 
 Ranks on processors (scheme `gather`) send nothing: each writes its part of a value into memory that
 all have, they meet, and each reads what the others wrote. That is an all-gather whose S is what all
@@ -25,13 +34,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from octavo.base.errors import ConfigError
+from octavo.cost.exchange import Meeting
 from octavo.cost.hardware import SHARED_MEMORY, Device
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.networks import Network
 from octavo.cost.parallel import Parallel
 from octavo.cost.rank_model import EXCHANGED_BYTES, Exchange, RankModel
 from octavo.cost.shares import shares
-from octavo.cost.work import RowCounts
+from octavo.cost.work import RowCounts, ranks_hit
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,7 @@ class Link:
         island: how many devices have this link to each other; more of them talk over a network.
         network: as it was measured; None: the usual one.
         hidden_bytes: of a number of hidden states that cross it; None: as wide as activations.
+        sends_fp8: rows of products in FP8 go to other devices in FP8: these compute in it.
     """
 
     bandwidth: float
@@ -53,6 +64,7 @@ class Link:
     island: int = 8
     network: Network | None = None
     hidden_bytes: int | None = None
+    sends_fp8: bool = False
 
     def reached(self, num_ranks: int) -> float:
         """Bytes a second."""
@@ -73,6 +85,7 @@ class Link:
 
 
 _LOGIT_BYTES = 4
+_FP8_ROW_BYTES = 1 + 4 / 128  # of a value, with its share of the scale
 # Between machines, for each device: 400 Gbit/s of which 0.8 is reached.
 _NETWORK_REACHED, _NETWORK_LATENCY_S = 40e9, 20e-6
 # By what a link is called. Shares from Vidur's all-reduces of 64 MB: bus bandwidths of 156, 167 and
@@ -109,8 +122,9 @@ def link_of(device: Device) -> Link:
     shares, latency = next(known, _UNKNOWN_LINK)
     island = next((size for word, size in _ISLANDS.items() if word in device.link_kind), 8)
     hidden_bytes = EXCHANGED_BYTES if device.kind == "cpu" else None
+    sends_fp8 = device.kind != "cpu" and "fp8" in device.peaks
     bandwidth, network = device.link_bandwidth, device.network
-    return Link(bandwidth, shares, latency, island, network, hidden_bytes)
+    return Link(bandwidth, shares, latency, island, network, hidden_bytes, sends_fp8)
 
 
 def link_between(device: Device, parallel: Parallel) -> Link:
@@ -205,21 +219,28 @@ def transfers(model: RankModel, rows: RowCounts, link: Link) -> list[Transfer]:
         said += _of_experts(model, rows, link)
     if parallel.pp > 1:
         hops, sent = parallel.pp - 1, sent_bytes(model, rows.num_tokens, link)
-        seconds = hops * point_to_point(sent, link, parallel.tp * parallel.pp)
-        said.append(Transfer("stages.send", hops, hops * sent, seconds))
+        seconds = hops * point_to_point(sent / hops, link, parallel.tp * parallel.pp)
+        said.append(Transfer("stages.send", hops, sent, seconds))
     return said
 
 
 def sent_bytes(model: RankModel, num_tokens: int, link: Link) -> float:
-    """Bytes that one stage of a pipeline sends to the next in a pass of so many tokens."""
-    return num_tokens * model.hidden_size * (link.hidden_bytes or model.activation_bytes)
+    """Bytes that a stage of a pipeline, or all of them, send on in a pass of so many tokens."""
+    row_bytes = model.hidden_size * (link.hidden_bytes or model.activation_bytes)
+    return num_tokens * model.sent_rows * row_bytes
 
 
 def exchange_of(
-    spec: ModelSpec, tp: int, span: range | None = None, *, has_whole_experts: bool = False
+    spec: ModelSpec,
+    tp: int,
+    span: range | None = None,
+    *,
+    has_whole_experts: bool = False,
+    dp_attention: bool = False,
 ) -> Exchange:
     """Return the exact exchange of ``tp`` ranks of the scheme `gather`, in all layers or in those
-    of ``span``; ``has_whole_experts``: each has some experts (ep = tp), and not a part of all.
+    of ``span``; ``has_whole_experts``: each has some experts (ep = tp), and not a part of all;
+    ``dp_attention``: each attends for requests of its own.
 
     In a pass of T tokens, R rows of which are sampled, all ranks together write
     T x token_values + R x row_values numbers, of 4 bytes, into values that all ranks have: each
@@ -230,7 +251,8 @@ def exchange_of(
 
         attention               heads x value size, hidden size; before these, if queries and keys
                                 are normed over all heads at once, all of both; gates of outputs
-        latent attention        before these, both latent vectors
+        latent attention        before these, both latent vectors; of requests of their own, ranks
+                                exchange the hidden size alone
         recurrence              outputs of all projections, and of all heads
         MLP                     inner size, hidden size
         experts                 their number (router), inner size x experts of a token, hidden size
@@ -240,8 +262,13 @@ def exchange_of(
     said, counted = shares(tp, "gather"), [0, 0]
     layers = spec.layers if span is None else spec.layers[span.start : span.stop]
     for layer in layers:
-        for part in (*layer.mixers, *([] if layer.mlp is None else [layer.mlp])):
-            for meeting in part.meetings(spec.hidden_size):
+        parts = [list(mixer.meetings(spec.hidden_size)) for mixer in layer.mixers]
+        if dp_attention:
+            parts = [[_by_rows(meetings[-1])] for meetings in parts]  # that of the output
+        if layer.mlp is not None:
+            parts.append(list(layer.mlp.meetings(spec.hidden_size)))
+        for meetings in parts:
+            for meeting in meetings:
                 values = [
                     (value.of_whole if is_whole else value.width) * value.times
                     for value in meeting
@@ -253,6 +280,11 @@ def exchange_of(
                 counted[1] += bool(values)
     logits = spec.vocab_size if said.exchanges(spec.vocab_size) else 0
     return Exchange(counted[0], logits, counted[1])
+
+
+def _by_rows(meeting: Meeting) -> Meeting:
+    """Return a meeting in which each rank makes some rows, whole, however narrow they are."""
+    return tuple(value._replace(by_heads=True) for value in meeting)
 
 
 def _gathered(exchange: Exchange, rows: RowCounts, tp: int, link: Link) -> Iterator[Transfer]:
@@ -292,17 +324,26 @@ def _of_tensors(model: RankModel, rows: RowCounts, hidden: float, link: Link) ->
 
 
 def _of_experts(model: RankModel, rows: RowCounts, link: Link) -> list[Transfer]:
-    """Sends each row to the experts that it uses, and their outputs back."""
-    experts = next((m.experts for m in model.matrices if m.experts is not None), None)
-    if experts is None or not model.num_moe_layers:
+    """Sends each token to the ranks of its experts, and the sums of what these make back."""
+    first = next((each for each in model.matrices if each.experts is not None), None)
+    if first is None or first.experts is None or not model.num_moe_layers:
         return []
     parallel = model.parallel
-    count = 2 * model.num_moe_layers * parallel.pp
+    layers = model.num_moe_layers * parallel.pp
     # The ranks that share a sequence have its rows in common, and send a part each.
-    sent = rows.num_tokens * experts.per_token / parallel.tp
-    num_bytes = sent * model.hidden_size * model.activation_bytes
-    seconds = count * all_to_all(num_bytes, parallel.ep, link)
-    return [Transfer("experts.all_to_all", count, count * num_bytes, seconds)]
+    sent = rows.num_tokens * ranks_hit(first.experts, parallel.ep) / parallel.tp
+    is_fp8 = link.sends_fp8 and first.arithmetic == "fp8"
+    there = sent * first.inputs * (_FP8_ROW_BYTES if is_fp8 else model.activation_bytes)
+    back = sent * first.inputs * model.activation_bytes
+    seconds = all_to_all(there, parallel.ep, link) + all_to_all(back, parallel.ep, link)
+    said = [
+        Transfer("experts.all_to_all", 2 * layers, layers * (there + back), layers * seconds),
+    ]
+    if parallel.tp > 1:
+        whole = rows.num_tokens * first.inputs * model.activation_bytes
+        seconds = layers * all_gather(whole, parallel.tp, link)
+        said.append(Transfer("experts.all_gather", layers, layers * whole, seconds))
+    return said
 
 
 def merge_transfers(said: Iterable[Transfer]) -> tuple[Transfer, ...]:

@@ -128,6 +128,7 @@ class EngineProfile:
         kv_types: the types of the cache that it keeps in a way of its own, by its names for them.
         mxfp4_unit: inner values of experts in mxfp4 are padded to a multiple of it.
         embedding_in_host: a GPU has no embedding, but where that is the head.
+        has_uneven_heads: GPUs that share a layer may have different numbers of heads.
         runs_on: whether it runs on a device at all.
         num_blocks: of its KV pool, if its size is not given.
         gpu: the same engine where it runs on a GPU, if that is another matter.
@@ -144,6 +145,7 @@ class EngineProfile:
     kv_types: Mapping[str, str] = field(default_factory=dict)
     mxfp4_unit: int = 1
     embedding_in_host: bool = False
+    has_uneven_heads: bool = False
     runs_on: Callable[[Device], bool] = lambda device: True
     num_blocks: Callable[[Room, Settled], int] = _all_blocks
     gpu: EngineProfile | None = None
@@ -458,6 +460,7 @@ def _octavo_runs_on(device: Device) -> bool:
 _OCTAVO = EngineProfile(
     name="octavo",
     version="",
+    has_uneven_heads=True,
     runs_on=_octavo_runs_on,
     defaults=_octavo_defaults,
     activations=_octavo_activations,

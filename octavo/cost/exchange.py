@@ -11,7 +11,8 @@ class Shared(NamedTuple):
     Args:
         width: outputs of a matrix, or of all heads.
         times: how many of these there are: of experts, as many as a token uses.
-        by_heads: they are shared out by heads; else by rows, as far as there are enough.
+        by_heads: they are shared out by heads, or by tokens; else by rows, as far as there are
+            enough.
         of_whole: the width of what ranks that have whole experts exchange in their place: the
             outputs of one, which are made by one rank each.
     """

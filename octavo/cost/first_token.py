@@ -8,9 +8,10 @@
               + tokens x what one more token of a prompt adds
               + pairs x what one more key adds that such a token sees
 
-In a pipeline of d stages, a step has a d-th of the requests and of the tokens that are due
-(`octavo.core.step_share`), d steps are under way at once, and the seconds above are those between
-two of them. The last step with tokens of the new prompt then takes d - 1 times as long once more,
+In a pipeline of d stages, a step has a d-th of the requests that decode, and of the tokens that
+are due a chunk by which they are soonest through (`octavo.core.prompt_chunks`). d steps are under
+way at once, and the seconds above are those between two of them, whose prompt tokens take what such
+a chunk does. The last step with tokens of the new prompt then takes d - 1 times as long once more,
 as it goes through the other stages.
 
 No term falls when there is more to do, so a longer queue never predicts an earlier token. Requests
@@ -22,10 +23,11 @@ that is too small for all batch slots, and priorities, which make it later.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from octavo.core.prefill_pacing import MIN_CHUNK, prompt_seconds_in_step
-from octavo.core.step_share import MIN_PROMPT_TOKENS
+from octavo.core.prompt_chunks import ChunkSeconds
 from octavo.cost.work import Span, passes
 
 if TYPE_CHECKING:
@@ -67,6 +69,12 @@ class StepRates(Protocol):
         """Seconds that a prompt token adds for each token it attends to."""
         ...
 
+    @property
+    def chunk(self) -> ChunkSeconds:
+        """Seconds of a step of prompt tokens alone, but for what they attend to, and for what comes
+        with a token that is sampled."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
@@ -94,18 +102,48 @@ class FirstToken:
         step = rates.decode(max(1, decoding), held)
         num_before = backlog.num_running + backlog.num_waiting
         ends = max(0, num_before + 1 - self.max_num_seqs)
-        share = max(MIN_PROMPT_TOKENS, tokens / self.stages)
-        steps = max(
-            1.0,
-            tokens / min(share, self._room(decoding, step, rates.prompt_token)),
-            ends * answer_tokens * self.stages / self.max_num_seqs,
-        )
-        later = self.stages - 1  # stages that the last step goes through after the first one
-        last = later * min(tokens, share, self.max_num_batched_tokens)
+        room = self._room(decoding, step, rates.prompt_token)
+        turns = ends * answer_tokens * self.stages / self.max_num_seqs  # until a slot is free
+        attention = pairs * rates.prompt_pair
+        if self.stages == 1:
+            return max(1.0, tokens / room, turns) * step + tokens * rates.prompt_token + attention
+        chunk_seconds, of_last = rates.chunk, num_tokens * rates.prompt_pair
+        sizes: list[float] = [size for size in chunk_seconds.sizes if size <= room]
+        is_alone = not (decoding or turns)
         return (
-            (steps + later) * step
-            + (tokens + last) * rates.prompt_token
-            + (pairs + last * num_tokens) * rates.prompt_pair
+            attention
+            + min(
+                self._through(
+                    tokens, size, turns, 0.0 if is_alone else step, chunk_seconds, of_last
+                )
+                for size in sizes or [room]
+            )
+            + (max(0.0, step - chunk_seconds(0)) if is_alone else 0.0)
+        )
+
+    def _through(
+        self,
+        tokens: int,
+        chunk: float,
+        turns: float,
+        step: float,
+        seconds: ChunkSeconds,
+        of_last: float,
+    ) -> float:
+        """Seconds until all stages have computed prompts in chunks of some size.
+
+        Args:
+            turns: steps until there is a slot.
+            step: seconds of a step that only decodes.
+            of_last: seconds of what a token of the last chunk attends to.
+        """
+        later = self.stages - 1  # stages that the last chunk goes through after the first one
+        num_chunks, least = max(1.0, tokens / chunk), seconds(0)
+        each = max(step, least)
+        beyond = max(0.0, seconds(min(chunk, tokens)) - least)
+        last = min(tokens, max(chunk, seconds.sizes[0])) * of_last
+        return (
+            (max(num_chunks, turns) + later) * each + (num_chunks + later) * beyond + later * last
         )
 
     def _room(self, decoding: int, step: float, prompt_token: float) -> float:
@@ -139,6 +177,11 @@ class PredictedRates:
         self.prompt_pair = max(0.0, last - first) / (chunk * max_model_len)
         beyond = first - least - self.prompt_pair * num_pairs(chunk)
         self.prompt_token = max(0.0, beyond) / max(1, chunk - 1)
+        self._chunk = chunk
+
+    @cached_property
+    def chunk(self) -> ChunkSeconds:
+        return ChunkSeconds(self._chunk, self._steps.chunk_seconds)
 
     def decode(self, num_seqs: int, num_tokens: int) -> float:
         each, more = divmod(num_tokens, num_seqs)
@@ -148,6 +191,9 @@ class PredictedRates:
     def _seconds(self, spans: list[Span]) -> float:
         (rows,) = passes(spans)
         return self._steps.pass_seconds(rows) + self._steps.overhead(len(spans))
+
+
+_MOST_LEARNED = 2048  # tokens of a chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +206,12 @@ class LearnedRates:
 
     def decode(self, num_seqs: int, num_tokens: int) -> float:
         return self.decode_seconds
+
+    @property
+    def chunk(self) -> ChunkSeconds:
+        return ChunkSeconds(
+            _MOST_LEARNED, lambda tokens: self.decode_seconds + tokens * self.prompt_token
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +229,10 @@ class SlowedRates:
     @property
     def prompt_token(self) -> float:
         return self.prompts * self.rates.prompt_token
+
+    @property
+    def chunk(self) -> ChunkSeconds:
+        return self.rates.chunk.scaled(self.prompts)
 
     @property
     def prompt_pair(self) -> float:

@@ -55,7 +55,7 @@ class ConfigFamily:
 
     Args:
         norms: of the hidden size in each layer. norm_bias: these have one.
-        final_norms: after (or before) all layers.
+        final_norms: after (or before) all layers. has_last_norm: see ``LayerSpec``.
         is_gated: MLPs have two matrices that go up.
         bias_field: what says whether queries, keys and values have biases; it is ``qkv_bias``
             where the field is absent, or has no name.
@@ -76,6 +76,7 @@ class ConfigFamily:
     norms: int = 2
     norm_bias: bool = False
     final_norms: int = 1
+    has_last_norm: bool = False
     is_gated: bool = True
     qkv_bias: bool = False
     output_bias: bool | None = None

@@ -99,6 +99,7 @@ FAMILIES: dict[str, ConfigFamily] = {
     "gemma": family_like(tie=True),
     "gemma3n": family_like(
         norms=4,
+        has_last_norm=True,
         tie=True,
         windows=layers.WindowsByType(5, 512),
         mixers=hf_gemma.gemma3n_attention,
@@ -109,6 +110,7 @@ FAMILIES: dict[str, ConfigFamily] = {
     ),
     "gemma4": family_like(
         norms=4,
+        has_last_norm=True,
         tie=True,
         windows=layers.WindowsByType(6, 512),
         mixers=hf_gemma.gemma4_attention,
@@ -133,7 +135,7 @@ FAMILIES: dict[str, ConfigFamily] = {
     "mpt": family_like(is_gated=False, tie=True),
     "cohere": family_like(norms=1, tie=True, qk_norm=NormIfAsked("use_qk_norm", "full")),
     "olmo": family_like(norms=0, final_norms=0),  # its norms have no weights
-    "flex_olmo": family_like(qk_norm="full", mlp=layers.experts_everywhere),
+    "flex_olmo": family_like(has_last_norm=True, qk_norm="full", mlp=layers.experts_everywhere),
     "dots1": family_like(qk_norm="head", mlp=layers.deepseek_experts, router_bias=True),
     "ernie4_5": family_like(tie=True, bias_field="use_bias", mlp_bias_field="use_bias"),
     "ernie4_5_moe": family_like(
@@ -152,13 +154,14 @@ FAMILIES: dict[str, ConfigFamily] = {
     "solar_open": family_like(mlp=layers.deepseek_experts, router_bias=True),
     "afmoe": family_like(
         norms=4,
+        has_last_norm=True,
         qk_norm="head",
         has_output_gate=True,
         windows=layers.WindowsByType(4),
         mlp=layers.deepseek_experts,
         router_bias=True,
     ),
-    "exaone4": family_like(qk_norm="head", windows=layers.WindowsByType(4)),
+    "exaone4": family_like(has_last_norm=True, qk_norm="head", windows=layers.WindowsByType(4)),
     "hunyuan_v1_dense": family_like(qk_norm="head"),
     "hunyuan_v1_moe": family_like(qk_norm="head", mlp=layers.hunyuan_experts),
     "jais2": biased(bias_field="attention_bias", mlp_bias_field="mlp_bias"),

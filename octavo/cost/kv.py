@@ -2,8 +2,9 @@
 
 MHA, GQA, MQA   2 Hkv d b of a token and layer; a device has ceil(Hkv / tp) heads, one at least (on
                 CPUs those that its query heads read: 3 heads of 9 query heads are 2 and 2)
-MLA             (kv_rank + rope_dim) b, on every device of a tensor-parallel group; index_dim b more
-                where an indexer selects what is looked at
+MLA             (kv_rank + rope_dim) b, on every device of a tensor-parallel group, or on one of
+                them where each has requests of its own; index_dim b more where an indexer selects
+                what is looked at
 a window        no more than the last tokens of it, and those that a step adds
 a recurrence    the same for any length, in 32-bit floats
 """
@@ -24,11 +25,17 @@ _STATE_BYTES = 4  # of a number of a recurrent state
 
 
 def attention_ops(
-    layers: Iterable[LayerSpec], precision: Precision, shares: Shares = WHOLE
+    layers: Iterable[LayerSpec],
+    precision: Precision,
+    shares: Shares = WHOLE,
+    num_sharing: int = 1,
 ) -> tuple[AttentionOp, ...]:
-    """The mixers of a stage's layers on one device."""
+    """The mixers of a stage's layers on one device; ``num_sharing``: as of ``AttentionOp``."""
     counts = Counter(mixer for layer in layers for mixer in layer.mixers)
-    return tuple(_attention_op(mixer, count, precision, shares) for mixer, count in counts.items())
+    return tuple(
+        _attention_op(mixer, count, precision, shares, num_sharing)
+        for mixer, count in counts.items()
+    )
 
 
 def kv_bytes_per_token(spec: ModelSpec, precision: Precision, shares: Shares = WHOLE) -> float:
@@ -62,7 +69,9 @@ def sequence_bytes(
     return total
 
 
-def _attention_op(mixer: Mixer, count: int, precision: Precision, shares: Shares) -> AttentionOp:
+def _attention_op(
+    mixer: Mixer, count: int, precision: Precision, shares: Shares, num_sharing: int
+) -> AttentionOp:
     prefill, decode = mixer.flops_per_score(shares)
     return AttentionOp(
         name=_name(mixer),
@@ -73,6 +82,7 @@ def _attention_op(mixer: Mixer, count: int, precision: Precision, shares: Shares
         window=mixer.window,
         selected=mixer.selected if isinstance(mixer, LatentAttention) else None,
         state_bytes=mixer.state_values(shares) * _STATE_BYTES,
+        num_sharing=num_sharing,
     )
 
 

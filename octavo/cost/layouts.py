@@ -2,8 +2,10 @@
 
 Tensor parallelism (tp) splits matrices among devices with fast links to each other. Pipelines (pp)
 split the layers. Experts (ep) are split among the devices that share the other weights, among
-copies of those weights (dp), or among both. `octavo.planner.sizing` chooses among the layouts that
-these rules leave, which are all others: what a layout is worth follows from the traffic.
+copies of those weights (dp), or among both. Processors that share the layers of a model with latent
+attention can have requests of their own (dp attention). `octavo.planner.sizing` chooses among the
+layouts that these rules leave, which are all others: what a layout is worth follows from the
+traffic.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Iterator, Mapping
 
 from octavo.base.errors import ConfigError
 from octavo.cost.hardware import Device
+from octavo.cost.mixers import LatentAttention
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.parallel import Parallel
 
@@ -23,6 +26,8 @@ _SLOW_LINK = 100e9  # bytes a second; PCIe is below, and NVLink above
 def layouts(spec: ModelSpec, device: Device, num_devices: int) -> Iterator[Parallel]:
     """Yields the layouts of one replica over ``num_devices`` devices or fewer."""
     has_experts = any(layer.mlp is not None and layer.mlp.num_experts for layer in spec.layers)
+    mixers = {mixer for layer in spec.layers for mixer in layer.mixers}
+    has_latents = all(isinstance(mixer, LatentAttention) for mixer in mixers)
     linked = fast_link_devices(device)
     for tp in _divisors(num_devices):
         if tp > linked:
@@ -31,8 +36,13 @@ def layouts(spec: ModelSpec, device: Device, num_devices: int) -> Iterator[Paral
             if pp > spec.num_layers:
                 continue
             yield Parallel(tp=tp, pp=pp)
+            attends_apart = has_latents and device.kind == "cpu" and tp > 1 == pp
+            if attends_apart:
+                yield Parallel(tp=tp, dp_attention=True)
             if not has_experts:
                 continue  # copies have nothing in common: they are replicas
+            if attends_apart:
+                yield Parallel(tp=tp, ep=tp, dp_attention=True)
             for dp in _divisors(num_devices // (tp * pp)):
                 if tp * dp > 1:
                     yield Parallel(tp=tp, pp=pp, ep=tp * dp, dp=dp)
@@ -61,6 +71,7 @@ def spread_over_devices(
     ep: int = 1,
     dp: int = 1,
     replicas: int | None = None,
+    dp_attention: bool = False,
 ) -> tuple[Parallel, int]:
     """Return the layout of one replica and the number of replicas that ``count`` devices make.
 
@@ -79,7 +90,7 @@ def spread_over_devices(
         replicas = replicas or _share(count, pp * dp * tp, given)
         if count < (needed := tp * pp * dp * replicas):
             raise ConfigError(f"{needed} devices are needed, and --hardware has {count}")
-    return Parallel(tp, pp, ep, dp), replicas
+    return Parallel(tp, pp, ep, dp, dp_attention=dp_attention), replicas
 
 
 def _share(count: int, others: int, given: Mapping[str, int | None]) -> int:

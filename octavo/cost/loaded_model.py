@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def live_rank_model(
-    config: ModelConfig, matrices: Iterable[WeightMatrix], kv_bytes_per_token: float
+    config: ModelConfig,
+    matrices: Iterable[WeightMatrix],
+    kv_bytes_per_token: float,
+    num_ranks: int = 1,
 ) -> RankModel:
     """Make a ``RankModel`` of a model by its config, before it is loaded or as an engine has it.
 
@@ -22,7 +25,8 @@ def live_rank_model(
 
     Args:
         matrices, kv_bytes_per_token: planned (`octavo.models.footprint`), or those of an engine's
-            `Executor.probe()`.
+            `Executor.probe()`, which has those of one rank.
+        num_ranks: that share the attention, by heads or by layers.
     """
     layers = Counter(config.kv_layers)
     alike = Counter(
@@ -34,7 +38,10 @@ def live_rank_model(
             AttentionOp(
                 _name(kept),
                 count,
-                flops_per_score=2.0 * config.num_heads * _values_per_score(config, kept),
+                flops_per_score=2.0
+                * config.num_heads
+                * _values_per_score(config, kept)
+                / num_ranks,
                 kv_bytes_per_token=kv_bytes_per_token / config.num_layers,
                 window=kept.window,
             )

@@ -36,6 +36,7 @@ class MemoryPlan:
         left: for the KV pool; less than 0 is what is missing.
         kv_bytes: of the KV pool.
         num_blocks: of the KV pool, of ``block_size`` tokens in all layers.
+        num_pools: of other tokens each, on devices with requests of their own.
         attention: the layers whose keys and values lie here.
         limits: those that it was computed for.
     """
@@ -54,6 +55,7 @@ class MemoryPlan:
     attention: tuple[AttentionOp, ...]
     limits: Settled
     keeps_windows_only: bool
+    num_pools: int = 1
 
     @property
     def left_bytes(self) -> int:
@@ -68,12 +70,17 @@ class MemoryPlan:
     def kv_tokens(self) -> int:
         """Number of tokens that fit at once, as engines report it: as if every layer kept all of
         them."""
-        return self.num_blocks * self.block_size
+        return self.num_pools * self.num_blocks * self.block_size
+
+    @property
+    def longest_sequence(self) -> int:
+        """Number of tokens that one sequence can have room for, in a pool of its own."""
+        return self.kv_tokens // self.num_pools
 
     def max_concurrency(self, length: int) -> int:
         """Sequences of ``length`` tokens that have room for what they keep at once."""
         if self._is_uniform:
-            return self.num_blocks // -(-length // self.block_size)
+            return self.num_pools * (self.num_blocks // -(-length // self.block_size))
         needed = sequence_bytes(
             self.attention,
             length,
@@ -81,7 +88,7 @@ class MemoryPlan:
             step_tokens=self.limits.max_num_batched_tokens,
             keeps_windows_only=self.keeps_windows_only,
         )
-        return number_that_fits(self.kv_bytes, needed)
+        return self.num_pools * number_that_fits(self.kv_bytes, needed)
 
     @property
     def fits(self) -> bool:
@@ -147,7 +154,8 @@ class _Case:
         left = kept_back.map(lambda num_bytes: usable - weights - num_bytes)
         span = stage_layers(self.spec, self.parallel, index)
         layers = self.spec.layers[span.start : span.stop]
-        attention = attention_ops(layers, self.precision, self.parallel.shares)
+        shares, num_pools = self.parallel.attention_shares, self.parallel.num_pools
+        attention = attention_ops(layers, self.precision, shares, num_pools)
         kv_bytes, num_blocks = self._pool(max(0.0, left.value), attention)
         return MemoryPlan(
             total_bytes=int(self.device.memory_bytes),
@@ -164,6 +172,7 @@ class _Case:
             attention=attention,
             limits=self.limits,
             keeps_windows_only=self.profile.keeps_windows_only(self.device),
+            num_pools=num_pools,
         )
 
     def _needs(self, weights_bytes: int) -> dict[str, Prediction]:
@@ -209,12 +218,12 @@ def held_bytes(
 ) -> int:
     """Bytes of the weights that a device of a stage has."""
     total = 0.0
-    shares: dict[tuple[str, str, int, int, int, int, int], WeightShape] = {}  # of many layers
+    shares: dict[tuple[str | int, ...], WeightShape] = {}  # of many layers
     for weight in stage_weights(spec, parallel, stage):
         if embedding_in_host and weight.part == "embedding" and not spec.tie_embeddings:
             continue
-        sizes = weight.outputs, weight.inputs, weight.units, weight.experts, weight.query_heads
-        alike = (weight.name, weight.part, *sizes)
+        sizes = weight.outputs, weight.inputs, weight.units, weight.experts
+        alike = (weight.name, weight.part, *sizes, weight.query_heads, weight.kv_heads)
         if alike not in shares:
             shares[alike] = weight.of_rank(parallel)
         share = shares[alike]

@@ -83,10 +83,13 @@ class Attention:
         for name, heads, dim in self._projections():
             query_heads = 0 if self._is_normed_whole and name != "v" else self.heads
             full = f"self_attn.{name}_proj"
-            yield columns(full, "attention.qkv", heads, dim, hidden, query_heads)
+            yield columns(full, "attention.qkv", heads, dim, hidden, query_heads, self.kv_heads)
             if self.qkv_bias:
                 yield vector(f"self_attn.{name}_proj.bias", heads, dim)
-        yield rows("self_attn.o_proj", "attention.output", hidden, self.heads, self._value_dim)
+        yield rows(
+            *("self_attn.o_proj", "attention.output", hidden, self.heads, self._value_dim),
+            kv_heads=self.kv_heads,
+        )
         if self.output_bias:
             yield WeightShape("self_attn.o_proj.bias", "norm", hidden)
         if self.qk_norm_size:
@@ -111,7 +114,8 @@ class Attention:
         return 0
 
     def flops_per_score(self, shares: Shares) -> tuple[float, float]:
-        flops = 2.0 * shares.heads(self.heads) * (self.head_dim + self._value_dim)
+        heads = shares.heads(self.heads, self.kv_heads)
+        flops = 2.0 * heads * (self.head_dim + self._value_dim)
         return flops, flops
 
     def activation_values(self, tp: int) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.cost.mixers import Mixer
-from octavo.cost.mlps import Mlp
+from octavo.cost.mlps import ExpertMlp, Mlp
 from octavo.cost.weight_shape import Part, WeightShape
 
 _VOCABULARY_UNIT = 64  # rows of an embedding that is shared out are padded to a multiple of these
@@ -25,13 +25,23 @@ class LayerSpec:
     """One layer; ``norm_size`` are values of its norms, those inside of the mixer left out.
 
     ``mixers`` are several where they work side by side (Falcon-H1), none where a layer is an MLP
-    alone (Nemotron-H). ``beside``: other weights of it.
+    alone (Nemotron-H). ``beside``: other weights of it. ``has_last_norm``: what its MLP gives is
+    normed before it is added to the hidden states.
     """
 
     mixers: tuple[Mixer, ...]
     mlp: Mlp | None
     norm_size: int
     beside: tuple[WeightShape, ...] = ()
+    has_last_norm: bool = False
+
+    @property
+    def rows_after(self) -> int:
+        """Rows of the hidden size that a token has between this layer and the next, where a stage
+        of a pipeline may end (`octavo.kernels.stages`): the hidden states, and what the next
+        layer's first op has yet to norm, or to add up of two MLPs."""
+        adds_up = isinstance(self.mlp, ExpertMlp) and self.mlp.shared is not None
+        return 2 if self.has_last_norm or adds_up else 1
 
     def weights(self, hidden: int) -> Iterator[WeightShape]:
         for mixer in self.mixers:

@@ -16,7 +16,10 @@ from functools import lru_cache
 
 from octavo.base.errors import ConfigError
 from octavo.cost.communication import exchange_of
+from octavo.cost.engine_profile import EngineProfile
+from octavo.cost.hardware import Device
 from octavo.cost.kv import attention_ops
+from octavo.cost.mixers import LatentAttention, Mixer
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import Precision
@@ -43,7 +46,9 @@ def rank_model(
         _model_of(spec, precision, parallel, stage_layers(spec, parallel, stage), exchange, True)
         for stage in range(parallel.pp)
     )
-    return max(models, key=lambda model: model.weights_bytes)
+    longest = max(models, key=lambda model: model.weights_bytes)
+    sent_rows = sum(_rows_after(spec, parallel, stage) for stage in range(parallel.pp))
+    return replace(longest, sent_rows=sent_rows)
 
 
 @lru_cache(maxsize=64)
@@ -57,10 +62,35 @@ def stage_models(
     check_layout(spec, parallel)
     alone, last = replace(parallel, pp=1), parallel.pp - 1
     return tuple(
-        _model_of(spec, precision, alone, span, _exchange(spec, parallel, span), stage == last)
+        replace(
+            _model_of(spec, precision, alone, span, _exchange(spec, parallel, span), stage == last),
+            sent_rows=_rows_after(spec, parallel, stage),
+        )
         for stage in range(parallel.pp)
         for span in [stage_layers(spec, parallel, stage)]
     )
+
+
+def _rows_after(spec: ModelSpec, parallel: Parallel, stage: int) -> int:
+    """Rows that a stage sends on; the last one sends none."""
+    if stage == parallel.pp - 1:
+        return 0
+    return spec.layers[stage_layers(spec, parallel, stage).stop - 1].rows_after
+
+
+def on_devices(
+    spec: ModelSpec, parallel: Parallel, device: Device, engine: EngineProfile
+) -> Parallel:
+    """The layout as an engine has it on devices of a kind. Where heads do not come out even,
+    devices that add up have some more or less, if the engine can do that."""
+    parallel = parallel.on(device.kind)
+    if parallel.scheme != "sum" or not engine.has_uneven_heads:
+        return parallel
+    mixers = {mixer for layer in spec.layers for mixer in layer.mixers}
+    heads = [mixer.heads for mixer in mixers if not isinstance(mixer, Recurrence)]
+    if any(count % parallel.tp for count in heads):
+        return replace(parallel, scheme="uneven sum")
+    return parallel
 
 
 def check_layout(spec: ModelSpec, parallel: Parallel) -> None:
@@ -68,6 +98,9 @@ def check_layout(spec: ModelSpec, parallel: Parallel) -> None:
     mixers = {mixer for layer in spec.layers for mixer in layer.mixers}
     scanned = {mixer.heads for mixer in mixers if isinstance(mixer, Recurrence)}
     heads = {mixer.heads for mixer in mixers if not isinstance(mixer, Recurrence)}
+    if parallel.dp_attention:
+        _check_dp_attention(spec, parallel, mixers)
+        heads = set()
     parallel.shares.check(spec.name, sorted(heads), sorted(scanned))
     if parallel.pp > spec.num_layers:
         raise ConfigError(
@@ -78,6 +111,19 @@ def check_layout(spec: ModelSpec, parallel: Parallel) -> None:
         raise ConfigError(
             f"{spec.name}: has {experts or 'no'} experts, which ep = {parallel.ep} devices "
             f"cannot share, one each at least: the most are {max(experts, 1)}"
+        )
+
+
+def _check_dp_attention(spec: ModelSpec, parallel: Parallel, mixers: Iterable[Mixer]) -> None:
+    if not all(isinstance(mixer, LatentAttention) for mixer in mixers):
+        raise ConfigError(
+            f"{spec.name}: dp_attention is for latent attention alone (MLA), of which each device "
+            "would have all KV otherwise"
+        )
+    if parallel.scheme != "gather":
+        raise ConfigError(
+            f"{spec.name}: dp_attention is planned for processors; on GPUs, choose copies of all "
+            f"but the experts: dp = ep = {parallel.tp}, tp = 1"
         )
 
 
@@ -113,7 +159,7 @@ def _model_of(
         weights += spec.last_weights()
     return RankModel(
         matrices=tuple(_matrices(weights, precision, parallel)),
-        attention=attention_ops(layers, precision, parallel.shares),
+        attention=attention_ops(layers, precision, parallel.attention_shares, parallel.num_pools),
         hidden_size=spec.hidden_size,
         vocab_size=spec.vocab_size,
         num_layers=len(layers),
@@ -128,7 +174,13 @@ def _exchange(spec: ModelSpec, parallel: Parallel, span: range) -> Exchange | No
     """The exchange of ranks on processors in some layers; None of others."""
     if parallel.scheme != "gather":
         return None
-    return exchange_of(spec, parallel.tp, span, has_whole_experts=parallel.ep > 1)
+    return exchange_of(
+        spec,
+        parallel.tp,
+        span,
+        has_whole_experts=parallel.ep > 1,
+        dp_attention=parallel.dp_attention,
+    )
 
 
 def _matrices(
@@ -155,13 +207,13 @@ def _matrices(
 
 
 # What makes weights of two layers the same to a step: their names and sizes, and their type.
-_Alike = tuple[str, str, str, int, int, int, int, int, int, WeightType]
+_Alike = tuple[str | int | WeightType, ...]
 
 
-def _sizes(part: WeightShape) -> tuple[str, str, str, int, int, int, int, int, int]:
+def _sizes(part: WeightShape) -> tuple[str | int, ...]:
     return (
         *(part.name, part.part, part.op, part.outputs, part.inputs),
-        *(part.units, part.experts, part.experts_per_token, part.query_heads),
+        *(part.units, part.experts, part.experts_per_token, part.query_heads, part.kv_heads),
     )
 
 
@@ -178,4 +230,5 @@ def _matrix(parts: list[WeightShape], precision: Precision, parallel: Parallel) 
         arithmetic=precision.type_of(parts[0]).arithmetic,
         sampled_only=parts[0].part == "head",
         experts=parts[0].experts_on(parallel),
+        num_sharing=parallel.num_pools if parts[0].part == "attention" else 1,
     )

@@ -41,6 +41,7 @@ class MatrixOp:
         arithmetic: what the products are computed in.
         sampled_only: it is computed for rows from which a token is sampled: the head.
         experts: None where every row uses all of it.
+        num_sharing: ranks that share out the rows by their requests, each with the whole matrix.
     """
 
     name: str
@@ -52,6 +53,7 @@ class MatrixOp:
     arithmetic: Arithmetic = "fp16"
     sampled_only: bool = False
     experts: Experts | None = None
+    num_sharing: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class AttentionOp:
         selected: how many of them it looks at; all are kept. None is all.
         state_bytes: in one layer, of a recurrent state: read and written for each sequence of a
             step, whatever its length.
+        num_sharing: ranks that have requests of their own, each with those of its own alone.
     """
 
     name: str
@@ -78,6 +81,7 @@ class AttentionOp:
     window: int | None = None
     state_bytes: float = 0.0
     selected: int | None = None
+    num_sharing: int = 1
 
     @property
     def reach(self) -> int | None:
@@ -119,6 +123,8 @@ class RankModel:
         activation_bytes: of one number between matrix products.
         num_moe_layers: on this rank, whose rows are sent to experts elsewhere and back.
         exchange: between ranks on processors; None where they add up results, or there is one.
+        sent_rows: rows of the hidden size that stages send to the next ones for a token, all stages
+            together; of one stage, those of that one.
     """
 
     matrices: tuple[MatrixOp, ...]
@@ -130,6 +136,7 @@ class RankModel:
     num_moe_layers: int = 0
     parallel: Parallel = Parallel()
     exchange: Exchange | None = None
+    sent_rows: int = 0
 
     @property
     def weights_bytes(self) -> float:

@@ -46,7 +46,7 @@ class RooflineMeter:
         self._products = lru_cache(_MAX_KINDS)(self._price_products)
         self._share: float | None = None
         self._memory_seconds = self._compute_seconds = 0.0  # of the last step
-        self._floor_seconds = self._predicted_seconds = 0.0
+        self._floor_seconds = self._predicted_seconds = self._measured_seconds = 0.0
         self._bound = {"memory": 0, "compute": 0, "overhead": 0}
 
     def measure(self, batch: StepBatch, num_multi_steps: int, seconds: float) -> None:
@@ -60,6 +60,7 @@ class RooflineMeter:
         self._memory_seconds, self._compute_seconds = memory, compute
         self._floor_seconds += floor
         self._predicted_seconds += predicted + self._steps.overhead(len(batch.items))
+        self._measured_seconds += seconds
         self._bound[self._limit(memory, compute, seconds)] += 1
 
     @property
@@ -71,6 +72,7 @@ class RooflineMeter:
             "compute_seconds": self._compute_seconds,
             "floor_seconds": self._floor_seconds,
             "predicted_seconds": self._predicted_seconds,
+            "measured_seconds": self._measured_seconds,
             "num_memory_bound": bound["memory"],
             "num_compute_bound": bound["compute"],
             "num_overhead_bound": bound["overhead"],

@@ -2,6 +2,9 @@
 
 `sum`      devices with links, GPUs: the first of two matrices by its outputs, the second by its
            inputs, and results are added up; heads come out even
+`uneven sum`
+           the same, where they do not, as octavo has it: KV heads with all that read them, or
+           single query heads where KV heads are fewer than devices (``kernels/sum_pieces.py``)
 `gather`   processes on one machine, CPUs: every matrix by its outputs, attention by heads, as
            ``kernels/parts.py`` has the ranges; results are read where other ranks have written them
 
@@ -12,16 +15,17 @@ wait, or whose memory is full first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import ceil
 from typing import Literal, Protocol
 
 from octavo.base.errors import ConfigError
 from octavo.kernels.parts import Part
+from octavo.kernels.sum_pieces import most_heads, pieces_of
 from octavo.models.tensor_split import Split
 from octavo.runtime.layout import RankBounds, check_ranks
 
-Scheme = Literal["sum", "gather"]
+Scheme = Literal["sum", "uneven sum", "gather"]
 
 
 class Matrix(Protocol):
@@ -36,6 +40,8 @@ class Matrix(Protocol):
     @property
     def query_heads(self) -> int: ...
     @property
+    def kv_heads(self) -> int: ...
+    @property
     def split(self) -> Split: ...
 
 
@@ -47,8 +53,8 @@ class Shares(Protocol):
         layers."""
         ...
 
-    def heads(self, count: int) -> int:
-        """Query heads."""
+    def heads(self, count: int, kv_heads: int = 0) -> int:
+        """Query heads, which read so many KV heads; by default, one each."""
         ...
 
     def kv_heads(self, heads: int, kv_heads: int) -> int:
@@ -86,7 +92,7 @@ class SumShares:
                 f"devices: choose a divisor of {uneven[0]}"
             )
 
-    def heads(self, count: int) -> int:
+    def heads(self, count: int, kv_heads: int = 0) -> int:
         return ceil(count / self._tp)
 
     def kv_heads(self, heads: int, kv_heads: int) -> int:
@@ -113,6 +119,41 @@ class SumShares:
         return False
 
 
+class UnevenSumShares(SumShares):
+    """Shares of ``tp`` devices that add up their results, and may have a head more or less."""
+
+    def check(self, model: str, heads: Sequence[int], scanned: Sequence[int]) -> None:
+        super().check(model, [], scanned)
+        check_ranks(self._tp, RankBounds(model=model, num_heads=min(heads, default=None)))
+
+    def heads(self, count: int, kv_heads: int = 0) -> int:
+        return _most_heads(count, kv_heads or count, self._tp)[0]
+
+    def kv_heads(self, heads: int, kv_heads: int) -> int:
+        return _most_heads(heads, kv_heads, self._tp)[1]
+
+    def matrix(self, weight: Matrix) -> tuple[int, int]:
+        if not weight.kv_heads:
+            return super().matrix(weight)
+        size = weight.inputs if weight.split is Split.INPUTS else weight.outputs
+        count = weight.units
+        if weight.query_heads and count != weight.query_heads:  # of keys or values
+            own = self.kv_heads(weight.query_heads, count)
+        else:
+            own = self.heads(count, weight.kv_heads)
+        share = own * (size // count)
+        if weight.split is Split.INPUTS:
+            return weight.outputs, share
+        return share, weight.inputs
+
+
+@lru_cache(maxsize=256)
+def _most_heads(heads: int, kv_heads: int, tp: int) -> tuple[int, int]:
+    group = heads // kv_heads
+    parts = Part(size=tp).of_all_ranks()
+    return most_heads([pieces_of(heads, (group, 1), part, False) for part in parts], group)
+
+
 class GatherShares:
     """Shares of ``tp`` processes that read each other's results."""
 
@@ -127,7 +168,7 @@ class GatherShares:
         fewest = min((*heads, *scanned), default=None)
         check_ranks(self._tp, RankBounds(model=model, num_heads=fewest))
 
-    def heads(self, count: int) -> int:
+    def heads(self, count: int, kv_heads: int = 0) -> int:
         return max(len(part.of_heads(count)) for part in self._parts)
 
     def kv_heads(self, heads: int, kv_heads: int) -> int:
@@ -159,7 +200,9 @@ class GatherShares:
 
 
 def shares(tp: int, scheme: Scheme = "sum") -> Shares:
-    return GatherShares(tp) if scheme == "gather" else SumShares(tp)
+    if scheme == "gather":
+        return GatherShares(tp)
+    return SumShares(tp) if scheme == "sum" else UnevenSumShares(tp)
 
 
 WHOLE = shares(1)

@@ -145,7 +145,11 @@ class _Layer:
         norms = _sizes(self._shapes, *_NORMS, *_OTHER_NORMS)
         beside = tuple(_matrices(self._shapes, _BESIDE, "beside"))
         return LayerSpec(
-            mixers=tuple(mixers), mlp=self._mlp(hidden), norm_size=norms, beside=beside
+            mixers=tuple(mixers),
+            mlp=self._mlp(hidden),
+            norm_size=norms,
+            beside=beside,
+            has_last_norm="post_ffw_norm.weight" in self._shapes,
         )
 
     def _attention(self, hidden: int, window: int | None) -> Attention:

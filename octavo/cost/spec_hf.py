@@ -145,4 +145,5 @@ def _layer(config: TextConfig, index: int) -> LayerSpec:
         mlp=family.mlp(config, index),
         norm_size=family.norms * config.hidden * (2 if family.norm_bias else 1),
         beside=family.beside(config, index),
+        has_last_norm=family.has_last_norm,
     )

@@ -25,6 +25,7 @@ _MIXERS = (
     *(attention.Attention, latent_attention.LatentAttention, recurrent.ShortConv),
     *(recurrent.Mamba2, recurrent.GatedDeltaNet),
 )
+_LAST_NORM = "post_feedforward_layernorm"  # as all families call it
 _MLPS = (mlp.GatedMLP, mlp.PlainMLP, experts.ExpertMLPs)
 
 
@@ -65,7 +66,12 @@ def _layer(layer: Module, config: ModelConfig) -> LayerSpec:
     mlps = [_mlp(part) for part in parts if isinstance(part, _MLPS)]
     assert len(mlps) <= 1, "a layer has one MLP, or experts"
     norms = sum(_size(part) for part in parts if not isinstance(part, _MIXERS + _MLPS))
-    return LayerSpec(mixers=tuple(mixers), mlp=mlps[0] if mlps else None, norm_size=norms)
+    return LayerSpec(
+        mixers=tuple(mixers),
+        mlp=mlps[0] if mlps else None,
+        norm_size=norms,
+        has_last_norm=any(name == _LAST_NORM for name, _ in layer.children()),
+    )
 
 
 def _parts(module: Module) -> Iterator[Module]:

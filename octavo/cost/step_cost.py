@@ -132,9 +132,11 @@ class StepModel:
         self.model, self.device, self.efficiency = model, device, efficiency
         self._measured = measured
         self._ops = tuple(priced_ops(model, device, efficiency))
-        products = len(model.matrices)
-        self._products, self._others = self._ops[:products], self._ops[products:]
-        # What products of matrices take depends on two numbers, which come again and again.
+        alike = [matrix.num_sharing == 1 for matrix in model.matrices]
+        alike += [False] * (len(self._ops) - len(alike))
+        self._products = [op for op, is_alike in zip(self._ops, alike, strict=True) if is_alike]
+        self._others = [op for op, is_alike in zip(self._ops, alike, strict=True) if not is_alike]
+        # What products of all rows take depends on two numbers, which come again and again.
         self._product_seconds = lru_cache(maxsize=4096)(self._seconds_of_products)
 
     @classmethod
@@ -212,6 +214,11 @@ class StepModel:
         for op in self._others:
             total += op.stages * op.seconds(op.work(rows))
         return total + sum(each.seconds for each in self._transfers(rows))
+
+    def chunk_seconds(self, num_tokens: int) -> float:
+        """Cost of a pass of so many prompt tokens, of which none is sampled after, but for
+        attention: that takes as long for all chunks of a prompt together however it is cut."""
+        return self.pass_seconds(RowCounts(num_tokens, 0, []))
 
     def _seconds_of_products(self, num_tokens: int, num_sampled: int) -> float:
         rows = RowCounts(num_tokens, num_sampled, [])

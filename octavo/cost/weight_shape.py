@@ -30,7 +30,7 @@ class WeightShape:
             without experts.
         layer: None outside of the layers.
         query_heads: of attention, where it is cut by heads: ``units`` are these, or the KV heads
-            that they read.
+            that they read. kv_heads: of the same.
     """
 
     name: str
@@ -43,6 +43,7 @@ class WeightShape:
     experts_per_token: int = 1
     layer: int | None = None
     query_heads: int = 0
+    kv_heads: int = 0
     split: Split = field(default=Split.NOTHING, init=False)
 
     def __post_init__(self) -> None:
@@ -63,6 +64,8 @@ class WeightShape:
 
     def of_rank(self, parallel: Parallel) -> WeightShape:
         """The share of one device. If experts cannot be split evenly, that of the fuller device."""
+        if self.part == "attention" and parallel.dp_attention:
+            return self
         ways = parallel.tp
         experts = self.experts
         if self.has_experts and parallel.ep > 1:
@@ -82,15 +85,19 @@ class WeightShape:
 
 
 def columns(
-    name: str, op: str, heads: int, dim: int, inputs: int, query_heads: int = 0
+    name: str, op: str, heads: int, dim: int, inputs: int, query_heads: int = 0, kv_heads: int = 0
 ) -> WeightShape:
-    """A matrix to ``dim`` outputs of each head. ``query_heads``: of attention."""
-    return WeightShape(name, "attention", heads * dim, inputs, op, heads, query_heads=query_heads)
+    """A matrix to ``dim`` outputs of each head. ``query_heads``, ``kv_heads``: of attention."""
+    return WeightShape(
+        *(name, "attention", heads * dim, inputs, op, heads),
+        query_heads=query_heads,
+        kv_heads=kv_heads,
+    )
 
 
-def rows(name: str, op: str, outputs: int, heads: int, dim: int) -> WeightShape:
-    """A matrix from ``dim`` inputs of each head."""
-    return WeightShape(name, "attention", outputs, heads * dim, op, heads)
+def rows(name: str, op: str, outputs: int, heads: int, dim: int, kv_heads: int = 0) -> WeightShape:
+    """A matrix from ``dim`` inputs of each head. ``kv_heads``: of attention."""
+    return WeightShape(name, "attention", outputs, heads * dim, op, heads, kv_heads=kv_heads)
 
 
 def whole(name: str, op: str, outputs: int, inputs: int) -> WeightShape:

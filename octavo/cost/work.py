@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
 from typing import NamedTuple, Protocol
 
 from octavo.cost.rank_model import AttentionOp, Experts, MatrixOp, RankModel
@@ -137,6 +139,19 @@ class RowCounts:
     def num_seqs(self) -> int:
         return len(self.singles) + len(self.drafts) + len(self.prompts)
 
+    def on_busiest(self, num_ranks: int) -> RowCounts:
+        """Return the rows of the rank that has most, where ranks share out requests evenly: each
+        gets one after the other, those first that see most."""
+        if num_ranks == 1:
+            return self
+        singles = sorted(self.singles, reverse=True)[::num_ranks]
+        drafts, prompts = (
+            sorted(spans, key=sum, reverse=True)[::num_ranks]
+            for spans in (self.drafts, self.prompts)
+        )
+        num_tokens = len(singles) + sum(count for _, count in (*drafts, *prompts))
+        return RowCounts(num_tokens, min(self.num_sampled, num_tokens), singles, drafts, prompts)
+
 
 def passes(
     chunks: Iterable[Chunk], num_multi_steps: int = 1, shared_keys: int = 0
@@ -187,6 +202,7 @@ class SeenTokens(NamedTuple):
 
 def decode_attention_work(op: AttentionOp, rows: RowCounts) -> ResourceUse:
     """Attention of sequences that decode a token, or verify several."""
+    rows = rows.on_busiest(op.num_sharing)
     keys, scores = seen_by_singles(rows.singles, op.reach)
     if rows.drafts:
         more = seen_by_spans(rows.drafts, op.reach)
@@ -199,6 +215,7 @@ def decode_attention_work(op: AttentionOp, rows: RowCounts) -> ResourceUse:
 
 def prompt_attention_work(op: AttentionOp, rows: RowCounts) -> ResourceUse:
     """Attention of pieces of prompts."""
+    rows = rows.on_busiest(op.num_sharing)
     if not rows.prompts:
         return NOTHING
     keys, scores = seen_by_spans(rows.prompts, op.reach)
@@ -243,6 +260,7 @@ def _causal_scores(num_tokens: int, window: int | None) -> int:
 
 def matrix_work(matrix: MatrixOp, rows: RowCounts, model: RankModel) -> ResourceUse:
     """Count a product in all of its layers."""
+    rows = rows.on_busiest(matrix.num_sharing)
     num_rows = rows.num_sampled if matrix.sampled_only else rows.num_tokens
     if not num_rows:
         return NOTHING
@@ -258,17 +276,18 @@ def matrix_work(matrix: MatrixOp, rows: RowCounts, model: RankModel) -> Resource
 def _experts_work(
     matrix: MatrixOp, experts: Experts, num_rows: int, model: RankModel
 ) -> ResourceUse:
-    """Count experts on the rank that most rows go to, for which all others wait."""
+    """Count experts on the rank that most rows go to, and most experts are used of, for which all
+    others wait."""
     parallel = model.parallel
     num_tokens = num_rows * max(1, parallel.ep // parallel.tp)  # of all who share the experts
     uses = num_tokens * experts.per_token
-    here = uses * experts.on_rank / experts.total
-    if parallel.ep > 1:
-        here *= load_factor(parallel.ep, uses)
-    hit = experts_hit(experts.total, experts.per_token, num_tokens) / experts.total
+    hit = experts_hit(experts.total, experts.per_token, num_tokens)
+    share = experts.on_rank / experts.total
+    here = busiest(uses * share, parallel.ep, uses)
+    read = busiest(hit * share, parallel.ep, min(experts.on_rank, hit), 1.0 - hit / experts.total)
     activations = here * (matrix.inputs + matrix.outputs) * model.activation_bytes
     return ResourceUse(
-        matrix.count * (matrix.num_bytes * hit + activations),
+        matrix.count * (matrix.num_bytes * read / experts.on_rank + activations),
         2.0 * matrix.count * matrix.num_params / experts.on_rank * here,
     )
 
@@ -279,8 +298,28 @@ def experts_hit(total: int, per_token: int, num_tokens: int) -> float:
     return float(total * (1.0 - (1.0 - per_token / total) ** num_tokens))
 
 
-def load_factor(num_ranks: int, num_uses: int) -> float:
-    """Uses of experts on the busiest rank, to those of the mean: about the maximum of ``num_ranks``
-    Poisson counts, 1 + sqrt(2 ln n / mean), and no more than all of them."""
-    mean = num_uses / num_ranks
-    return min(float(num_ranks), 1.0 + math.sqrt(2.0 * math.log(num_ranks) / mean))
+def ranks_hit(experts: Experts, num_ranks: int) -> float:
+    """Number of ranks that have one of a token's experts, if all are equally likely and ranks have
+    as many each: n (1 - C(E - E/n, k) / C(E, k)), where k experts of E do not repeat."""
+    total, on_rank = experts.total, experts.total / num_ranks
+    missed = math.prod(
+        max(0.0, total - on_rank - chosen) / (total - chosen) for chosen in range(experts.per_token)
+    )
+    return num_ranks * (1.0 - missed)
+
+
+def busiest(mean: float, num_ranks: int, most: float, left: float = 1.0) -> float:
+    """Number of things on the busiest of some ranks, where each goes to one by chance and ``mean``
+    to each: about the largest of so many normal numbers, and 1 to ``most``.
+
+    ``left``: share of all things that are left, where none is taken twice; it keeps ranks alike.
+    """
+    deviation = math.sqrt(mean * (1.0 - 1.0 / num_ranks) * left)
+    return min(most, max(1.0, mean + busiest_deviations(num_ranks) * deviation))
+
+
+@lru_cache(maxsize=64)
+def busiest_deviations(num_ranks: int) -> float:
+    """Standard deviations by which the largest of so many normal numbers is above their mean, on
+    average (Blom, Statistical Estimates and Transformed Beta-Variables, 1958)."""
+    return NormalDist().inv_cdf((num_ranks - 0.375) / (num_ranks + 0.25))

@@ -17,13 +17,18 @@ rank's own. So a decoder layer takes four meetings: behind attention, its output
 gated product, and the projection down. Ranks that have whole experts meet behind these in place
 of the gated product: each sums what the experts of all of them have made of a token.
 
+Where attention is divided by sequences, and not by heads, each rank computes the products before
+it, all its heads and the product behind it for the rows of its own sequences alone, with the whole
+matrices, and only the last of these results is shared: three meetings, and no KV of which two ranks
+have a copy.
+
 No number is computed otherwise than by one rank, so that the results are the same to the bit, for
 every format of weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from octavo.kernels.cpu.layout import TILE
@@ -40,6 +45,7 @@ from octavo.kernels.fused_ops import (
     WeightRef,
     matrices_of,
     reads,
+    writes,
 )
 from octavo.kernels.parts import WHOLE, Part
 from octavo.kernels.recorder import Value
@@ -93,6 +99,9 @@ class Division:
         # Those of outputs of recurrent layers that the rank makes, where these are not all.
         self._made: dict[Value, list[range]] = {}
         self._own: set[Value] = set()  # of these, what no other rank reads
+        # By their ids, the ops that each rank runs for its own sequences; and the last of a layer.
+        self._own_rows: set[int] = set()
+        self._closing: set[int] = set()
         self._places: dict[int, LayerPlaces] = {}  # of whole experts, by the id of their op
         if part.is_whole:
             return
@@ -102,6 +111,8 @@ class Division:
                 readers.setdefault(value, []).append(op)
         if part.experts is not None:
             self._place_experts(part.experts, ops)
+        if part.by_sequences:
+            self._divide_by_sequences(ops, readers)
         for op in ops:
             self._divide_heads(op, readers)
             if isinstance(op, FusedRecurrence):
@@ -113,6 +124,8 @@ class Division:
         """Return the outputs of a segment that the rank computes."""
         segment = op.segments[index]
         num_rows = segment.weight.shape[0]
+        if self.has_own_rows(op):
+            return range(num_rows)
         if (columns := self._heads.get(segment.out.source)) is not None:
             # Outwards to whole tiles: what lies beyond the heads is not read.
             first = columns.start // TILE * TILE
@@ -151,6 +164,10 @@ class Division:
         if id(op) in self._places:
             return op.out.width
         return inner if self.part.divides(inner := _inner(op)) else 0
+
+    def has_own_rows(self, op: FusedOp) -> bool:
+        """Whether each rank runs an op for the tokens of its own sequences, and not for all."""
+        return id(op) in self._own_rows
 
     def is_shared(self, value: Value) -> bool:
         """Whether ranks make parts of a value that each of them reads as a whole."""
@@ -202,6 +219,32 @@ class Division:
             )
         self._places = {id(op): layer for op, layer in zip(mixtures, experts.layers, strict=False)}
 
+    def _divide_by_sequences(
+        self, ops: Sequence[FusedOp], readers: dict[Value, list[FusedOp]]
+    ) -> None:
+        """Note the ops of attention. Before it these are the products that it alone needs: the
+        residual stream, which others read too, is made by all."""
+        made_by = {value: op for op in ops for value in writes(op)}
+        for op in ops:
+            if isinstance(op, FusedAttention | FusedRecurrence):
+                raise CannotFuse("only attention over latent vectors is divided by sequences")
+            if not isinstance(op, FusedLatentAttention):
+                continue
+            own: list[FusedOp] = [op]
+            for each in own:  # which grows meanwhile
+                for before in map(made_by.get, reads(each)):
+                    if isinstance(before, FusedLinear) and not _is_in(before, own):
+                        read_by = (reader for out in writes(before) for reader in readers[out])
+                        if all(_is_in(reader, own) for reader in read_by):
+                            own.append(before)
+            (closing,) = readers[op.out.source]
+            if not isinstance(closing, FusedLinear) or closing.added is not None:
+                raise CannotFuse(
+                    "behind attention that is divided by sequences there is no product"
+                )
+            self._own_rows.update(map(id, (*own, closing)))
+            self._closing.add(id(closing))
+
     def _divide_heads(self, op: FusedOp, readers: dict[Value, list[FusedOp]]) -> None:
         """Note the columns of q, k and v that the rank's heads read, where nothing else reads
         these."""
@@ -211,7 +254,7 @@ class Division:
                 self._check_heads(num_heads)
                 kv_heads = self.part.of_kv_heads(num_heads, num_kv_heads)
                 read = {op.q: self.part.of_heads(num_heads), op.k: kv_heads, op.v: kv_heads}
-            case FusedLatentAttention():
+            case FusedLatentAttention() if not self.part.by_sequences:
                 self._check_heads(op.q.shape[0])
                 read = {op.q: self.part.of_heads(op.q.shape[0])}
             case _:
@@ -253,6 +296,9 @@ class Division:
         """Yield the outputs of an op that ranks make in part and read as a whole."""
         if self.part.is_whole:
             return
+        if self.has_own_rows(op):
+            yield from writes(op) if id(op) in self._closing else ()
+            return
         match op:
             case FusedLinear():
                 for segment in op.segments[:1] if op.activation else op.segments:
@@ -265,6 +311,11 @@ class Division:
                 yield op.out.source
             case FusedRecurrence() if (out := op.out.source) in self._made and out not in self._own:
                 yield out
+
+
+def _is_in(op: FusedOp, ops: Iterable[FusedOp]) -> bool:
+    """Whether this very op is among others; equal ones may be of other layers."""
+    return any(op is other for other in ops)
 
 
 def _scan_of(ops: Sequence[FusedRecurrence]) -> ScanningSpec | None:

@@ -21,12 +21,15 @@ from octavo.kernels.expert_places import ExpertPlaces
 class Part:
     """Rank ``rank`` of ``size``; by default all of the model.
 
-    ``experts``: where experts are, if ranks have whole ones; None: they are cut as matrices are.
+    Args:
+        experts: where experts are, if ranks have whole ones; None: they are cut as matrices are.
+        by_sequences: attention is not cut: each rank computes all heads, for its own sequences.
     """
 
     rank: int = 0
     size: int = 1
     experts: ExpertPlaces | None = None
+    by_sequences: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -47,6 +50,8 @@ class Part:
     def of_heads(self, num_heads: int) -> range:
         """Return the query heads that the rank computes: 9 heads are 4 and 5. Ranges may be
         empty."""
+        if self.by_sequences:
+            return range(num_heads)
         begin, end = (num_heads * rank // self.size for rank in (self.rank, self.rank + 1))
         return range(begin, end)
 

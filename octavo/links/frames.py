@@ -22,9 +22,13 @@ from octavo.base.errors import LinkError
 
 # Kinds. HELLO: a token and facts; the first frame of who connects. MESSAGE: an object of JSON.
 # WORDS: int32 words of a step. ROWS: float32 hidden states. BEAT: the sender is alive. END: the
-# last one. PROBE: anything, which is sent back.
-HELLO, MESSAGE, WORDS, ROWS, BEAT, END, PROBE = range(1, 8)
-_NAMES = ("none", "HELLO", "MESSAGE", "WORDS", "ROWS", "BEAT", "END", "PROBE")
+# last one. PROBE: anything, which is sent back. BLOCK_NAMES: of KV blocks that can be had. WANTED:
+# the names of those that are asked for. BLOCK: one of them.
+HELLO, MESSAGE, WORDS, ROWS, BEAT, END, PROBE, BLOCK_NAMES, WANTED, BLOCK = range(1, 11)
+_NAMES = (
+    *("none", "HELLO", "MESSAGE", "WORDS", "ROWS", "BEAT", "END", "PROBE"),
+    *("BLOCK_NAMES", "WANTED", "BLOCK"),
+)
 
 _HEADER = struct.Struct("<B3sIQ")
 HEADER_BYTES = _HEADER.size

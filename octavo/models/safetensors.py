@@ -50,6 +50,12 @@ class SafetensorsFile:
             self.tensors[name] = entry["dtype"], tuple(entry["shape"])
             self._offsets[name] = tuple(entry["data_offsets"])
 
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """The first byte of each tensor in the file, and the number of its bytes, in the order of
+        ``tensors``."""
+        return [(self._start + begin, end - begin) for begin, end in self._offsets.values()]
+
     def num_bytes(self, name: str) -> int:
         begin, end = self._offsets[name]
         return end - begin

@@ -3,9 +3,10 @@
 A transfer is a hit in a prefix cache that lies further away, and whatever goes wrong with it is a
 miss, which is computed: no replica holds blocks for another, or waits for one longer than a bound.
 
-A replica that computes prompts writes blocks into memory that the others read (`SharedBlocks`). A
-replica that gives answers is told which blocks are on their way to it (``expect``), and waits for
-those: as for a disk, while other requests go on.
+A replica that computes prompts writes blocks into memory that the others read (`SharedBlocks`), or
+ask it for (`LinkedBlocks`), where they may be on other machines. A replica that gives answers is
+told which blocks are on their way to it (``expect``), and waits for those: as for a disk, while
+other requests go on.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from octavo.core.host_kv_cache import FinishedTransfer, KVStorage
@@ -31,10 +33,15 @@ _PATIENCE_SECONDS, _LEAST_RATE = 1.0, 250e6
 _LOOK_SECONDS = 0.001  # between two looks for blocks that are awaited
 _FIRST_RATE, _FIRST_SECONDS = 2e9, 1e-5  # first estimate of reads
 _KEPT = 0.8  # weight of earlier reads
+# Seconds without a read after which half of what reads took too long is forgotten: else one slow
+# read could keep all others away for ever.
+_FORGOTTEN_SECONDS = 10.0
 _CLOSE_SECONDS = 0.5
+_STUCK_SECONDS = 2.0
 _KEY_BYTES = 32  # of a key, without the group of layers
 # Announced blocks that are remembered; more are no longer waited for.
 _MOST_EXPECTED = 1 << 16
+_MOST_AHEAD = 64  # reads whose blocks a source may fetch before their turn
 
 MISS_REASONS = ("late", "overwritten", "peer_ended", "damaged", "unreachable")
 
@@ -81,6 +88,10 @@ class PeerStorage(KVStorage):
     @property
     def room(self) -> int:
         return 0 if self._work.own is None else self._most_writes - self._work.num_writes
+
+    @property
+    def is_stuck(self) -> bool:
+        return self._work.is_stuck
 
     @property
     def read_seconds(self) -> float:
@@ -154,7 +165,8 @@ class _Work(TransferQueue[_Task]):
         self.own, self.peers = own, peers
         self.misses: Counter[str] = Counter()
         self._rows, self._block_bytes = rows, len(rows[0])
-        self.read_seconds = _FIRST_SECONDS + self._block_bytes / _FIRST_RATE
+        self._first_estimate = _FIRST_SECONDS + self._block_bytes / _FIRST_RATE
+        self._recent_seconds, self._last_read = self._first_estimate, time.monotonic()
         self._num_sent = self._num_received = 0
         self._seconds_sent = self._seconds_received = 0.0
         # What follows is guarded, as the tasks are.
@@ -174,12 +186,24 @@ class _Work(TransferQueue[_Task]):
 
     # -- from the engine's thread ----------------------------------------------------------------
 
+    @property
+    def is_stuck(self) -> bool:
+        since = self._busy_since
+        return since is not None and time.monotonic() - since > _STUCK_SECONDS
+
+    @property
+    def read_seconds(self) -> float:
+        left = 0.5 ** ((time.monotonic() - self._last_read) / _FORGOTTEN_SECONDS)
+        return self._first_estimate + left * (self._recent_seconds - self._first_estimate)
+
     def expects(self, key: bytes) -> bool:
         expected = self._expected.get(key[:_KEY_BYTES])
-        return expected is not None and time.monotonic() < expected.until
+        if expected is None or not self.peers[expected.peer].is_open:
+            return False
+        return time.monotonic() < expected.until
 
     def expect(self, peer: int, keys: Iterable[bytes]) -> None:
-        if peer not in self.peers:
+        if peer not in self.peers or not self.peers[peer].is_open:
             return
         now, keys = time.monotonic(), list(keys)
         until = now + _PATIENCE_SECONDS + len(keys) * self._block_bytes / _LEAST_RATE
@@ -256,7 +280,7 @@ class _Work(TransferQueue[_Task]):
             self.misses[self._why_gone(task)] += 1
             return False
         try:
-            source.read(task.name, self._rows[task.place])
+            source.read(task.name, self._rows[task.place], self._names_ahead(source))
         except MissingBlockError:
             self.misses["overwritten"] += 1
             return False
@@ -268,12 +292,22 @@ class _Work(TransferQueue[_Task]):
         taken = time.perf_counter() - begin
         self._num_received += 1
         self._seconds_received += taken
-        self.read_seconds = _KEPT * self.read_seconds + (1 - _KEPT) * taken
+        self._recent_seconds = _KEPT * self.read_seconds + (1 - _KEPT) * taken
+        self._last_read = time.monotonic()
         return True
+
+    def _names_ahead(self, source: BlockSource | SharedBlocks) -> Iterator[bytes]:
+        """Yield the names of blocks that will be read from a source next."""
+        with self._news:
+            first = list(islice(self._reads, _MOST_AHEAD))
+        yield from (task.name for task in first if self._source_of(task) is source)
 
     def _why_gone(self, task: _Task) -> str:
         with self._news:
             if task.key in self._never_come:
                 self._never_come.discard(task.key)
                 return "peer_ended"
-            return "late" if task.key in self._expected else "overwritten"
+            if (expected := self._expected.get(task.key)) is not None:
+                return "late" if self.peers[expected.peer].is_open else "unreachable"
+        are_open = all(peer.is_open for peer in self.peers.values())
+        return "overwritten" if are_open else "unreachable"

@@ -20,6 +20,7 @@ import os
 import struct
 import threading
 import zlib
+from collections.abc import Iterable
 from typing import Protocol
 
 from octavo.offload.block_folder import DamagedBlockError
@@ -42,10 +43,18 @@ class MissingBlockError(LookupError):
 class BlockSource(Protocol):
     """Blocks of another replica, by name."""
 
+    @property
+    def is_open(self) -> bool:
+        """True if blocks may come: where it is False, none is waited for."""
+        return True
+
     def __contains__(self, name: bytes) -> bool: ...
 
-    def read(self, name: bytes, content: memoryview) -> None:
+    def read(self, name: bytes, content: memoryview, ahead: Iterable[bytes] = ()) -> None:
         """Copy a block into ``content``.
+
+        ``ahead`` are the names of blocks that will be read next, in their order: a source that is
+        far away may fetch them meanwhile.
 
         Raises:
             MissingBlockError: it is not there.
@@ -181,12 +190,12 @@ class SharedBlocks:
         self._count = number + 1
         _NUMBER.pack_into(region.memory, _COUNT_AT, self._count)
 
-    def read(self, name: bytes, content: memoryview) -> None:
+    def read(self, name: bytes, content: memoryview, ahead: Iterable[bytes] = ()) -> None:
         """See `BlockSource.read`."""
         number = self._numbers.get(name)
         if number is None:
             raise MissingBlockError
-        _read(self._region, number, name, content)
+        check(name, content, _copy(self._region, number, name, content))
 
     def close(self) -> None:
         self._region.close()
@@ -217,6 +226,11 @@ class SharedBlocksReader(BlockSource):
         """True if it is written for other blocks than these: of another model, or another type."""
         magic, block_bytes, num_slots, _, identity = self._region.head
         return bool(magic) and (magic, block_bytes, num_slots, identity) != self._format
+
+    @property
+    def count(self) -> int:
+        """Number of blocks that were written so far."""
+        return self._region.count
 
     def __contains__(self, name: bytes) -> bool:
         if self._region.count != self._num_seen:
@@ -255,23 +269,45 @@ class SharedBlocksReader(BlockSource):
                 "has: it is not read. Was the file of the model replaced? Restart the server"
             )
 
-    def read(self, name: bytes, content: memoryview) -> None:
+    def names_since(self, number: int) -> tuple[list[bytes], int]:
+        """Return the names of blocks that are there, from the one of a number on in the order in
+        which they were written, and the number of the next one."""
+        self._look()
+        with self._lock:
+            first = max(number, self._region.recent(self._num_seen).start)
+            numbers = range(first, self._num_seen)
+            return [self._names[at] for at in numbers if at in self._names], self._num_seen
+
+    def read(self, name: bytes, content: memoryview, ahead: Iterable[bytes] = ()) -> None:
+        check(name, content, self.copy(name, content))
+
+    def copy(self, name: bytes, content: memoryview) -> int:
+        """Copy a block into ``content``, and return the checksum that it should have.
+
+        Raises:
+            MissingBlockError: it is not there.
+        """
         number = self._numbers.get(name) if name in self else None
         if number is None:
             raise MissingBlockError
-        _read(self._region, number, name, content)
+        return _copy(self._region, number, name, content)
 
     def close(self) -> None:
         self._region.close()
 
 
-def _read(region: _Region, number: int, name: bytes, content: memoryview) -> None:
+def _copy(region: _Region, number: int, name: bytes, content: memoryview) -> int:
     content[:] = region.content(number)
     found, checksum, found_name = region.entry(number)  # after the copy: nothing was overwritten
     if (found, found_name) != (number, name):
         raise MissingBlockError
+    return checksum
+
+
+def check(name: bytes, content: memoryview, checksum: int) -> None:
+    """Raise DamagedBlockError if the block of a name has another checksum than it should have."""
     if _checksum(name, content) != checksum:
-        raise DamagedBlockError(f"block {number} of another replica has a wrong checksum")
+        raise DamagedBlockError(f"block {name.hex()[:16]} of another replica has a wrong checksum")
 
 
 def _checksum(name: bytes, content: memoryview) -> int:

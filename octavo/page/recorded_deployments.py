@@ -7,8 +7,8 @@ One JSON::
      deployments: {"model|hardware|precision|kv|tp,pp,ep,dp": [place of each field] or "error"}}
 
 ``parts`` has each value once. A document is the values of ``fields`` (docs/planning.md) by their
-places in it, and so are ``ops``, ``communication``, the matrices and the attention of ``rank``, and
-the attention of ``memory``.
+places in it, and so are ``ops``, ``communication``, the matrices and the attention of ``rank``, all
+these of the ``kinds`` of ``stages``, and the attention of ``memory``.
 """
 
 from __future__ import annotations
@@ -93,8 +93,20 @@ class _Parts:
 
     def row(self, document: dict[str, Any]) -> list[int]:
         """Return the places of the fields of a document."""
-        rank, memory = document["rank"], document["memory"]
+        memory, stages = document["memory"], document["stages"]
         found = {
+            **self._computed(document),
+            "memory": {**memory, "attention": self._all(memory["attention"])},
+        }
+        if stages is not None:
+            found["stages"] = {**stages, "kinds": list(map(self._computed, stages["kinds"]))}
+        self.fields = list(found)
+        return self._all(found.values())
+
+    def _computed(self, document: dict[str, Any]) -> dict[str, Any]:
+        """Return what a rank computes and says, of all stages or of one, by places."""
+        rank = document["rank"]
+        return {
             **document,
             "ops": self._all(document["ops"]),
             "communication": self._all(document["communication"]),
@@ -103,10 +115,7 @@ class _Parts:
                 "matrices": self._all(rank["matrices"]),
                 "attention": self._all(rank["attention"]),
             },
-            "memory": {**memory, "attention": self._all(memory["attention"])},
         }
-        self.fields = list(found)
-        return self._all(found.values())
 
     def _all(self, values: Any) -> list[int]:
         return [self._place(value) for value in values]

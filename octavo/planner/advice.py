@@ -352,7 +352,7 @@ def _shorter_requests(verdict: Verdict) -> Iterator[tuple[float, Advice]]:
     memory, most = verdict.deployment.memory, verdict.deployment.settled.max_model_len
     if memory.num_blocks == 0 or memory.max_concurrency(most) >= 1:
         return
-    tokens = memory.kv_tokens
+    tokens = memory.longest_sequence
     yield (
         20.0,
         Advice(

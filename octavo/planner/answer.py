@@ -25,7 +25,13 @@ from octavo.cost.prediction import Prediction
 from octavo.cost.step_cost import StepCost
 from octavo.cost.work import Span
 from octavo.planner.deployment import CalibratedSteps, Deployment
-from octavo.planner.latency import ServiceEstimate, decode_time, prefill_time, prompt_chunks
+from octavo.planner.latency import (
+    ServiceEstimate,
+    Stages,
+    decode_time,
+    prefill_time,
+    prompt_chunks,
+)
 from octavo.planner.money import USUAL_UTILIZATION, Bill, Price, bill, listed, watts_of
 from octavo.planner.sizing import best_layout, highest_rate
 from octavo.planner.slo import Slo, parse_slo
@@ -46,6 +52,7 @@ class Question:
         hardware_file: devices of one's own, beside those of the table.
         tp, pp, ep, dp: the layout; where none is given, the best one over all of the devices is
             taken; a tp of "auto" is one rank for each processor, or NUMA node of this machine.
+        dp_attention: the tp devices attend for requests of their own; where a layout is given.
         slo: see `octavo.planner.slo.parse_slo`.
         engine: whose rules of memory and overheads hold; see `octavo.cost.engine_profile`.
         limits: of the engine.
@@ -64,6 +71,7 @@ class Question:
     pp: int | None = None
     ep: int | None = None
     dp: int | None = None
+    dp_attention: bool = False
     dtype: str | None = None
     quantization: str | None = None
     kv_cache_dtype: str | None = None
@@ -79,8 +87,11 @@ class Question:
         """The layout that was given; None where it is to be chosen."""
         degrees = (self.tp if isinstance(self.tp, int) else None, self.pp, self.ep, self.dp)
         if all(degree is None for degree in degrees):
+            if self.dp_attention:
+                raise ConfigError("dp_attention is of devices that share each layer: give tp")
             return None
-        return Parallel(*(1 if degree is None else degree for degree in degrees))
+        given = (1 if degree is None else degree for degree in degrees)
+        return Parallel(*given, dp_attention=self.dp_attention)
 
     @property
     def spec(self) -> ModelSpec:
@@ -223,22 +234,32 @@ class Plan:
         """Number of requests in a decode step: those that are asked for, or that fit."""
         deployment = self.deployment
         most = deployment.slots(self.traffic.total_len).max_num_seqs
+        return max(1, min(most, math.ceil(self._under_way / deployment.num_groups)))
+
+    @property
+    def _under_way(self) -> float:
+        """Number of requests that are answered at once, on the mean."""
         if self.service is not None and self.traffic.rate is not None:
-            under_way = self.service.streams.value / deployment.num_groups
-        else:
-            under_way = (self.traffic.concurrency or 1) / deployment.num_groups
-        return max(1, min(most, math.ceil(under_way)))
+            return self.service.streams.value
+        return self.traffic.concurrency or 1
 
     @property
     def prefill(self) -> Prediction:
         """Seconds of a prompt alone."""
-        budget, stages = self._prompt_steps
-        return prefill_time(self.deployment.step_time, self.traffic.input_len, budget, stages)
+        step_time = self.deployment.step_time
+        return prefill_time(step_time, self.traffic.input_len, *self._prompt_steps)
 
     @property
     def decode_step(self) -> Prediction:
-        """Seconds of a step of all streams, half way to their ends."""
-        return decode_time(self.deployment.step_time, self.streams, self._context)
+        """Seconds of a step of all streams, half way to their ends; in a pipeline, until their next
+        one."""
+        deployment = self.deployment
+        seconds = decode_time(deployment.step_time, self.streams, self._context)
+        if deployment.stages is None:
+            return seconds
+        times = deployment.stages.times([Span(self._context - 1, 1)] * self.streams)
+        of_copy = self._under_way / (deployment.replicas * deployment.parallel.dp)
+        return seconds * (times.period(max(1.0, of_copy)) / times.period())
 
     @cached_property
     def prefill_cost(self) -> StepCost:
@@ -247,9 +268,9 @@ class Plan:
         return self.deployment.step_cost([first])
 
     @property
-    def _prompt_steps(self) -> tuple[int, int]:
+    def _prompt_steps(self) -> tuple[int, Stages | None]:
         """Tokens of a step, and stages of a pipeline."""
-        return self.deployment.settled.max_num_batched_tokens, self.deployment.parallel.pp
+        return self.deployment.settled.max_num_batched_tokens, self.deployment.stages
 
     @cached_property
     def decode_cost(self) -> StepCost:

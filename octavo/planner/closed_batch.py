@@ -2,21 +2,30 @@
 ends.
 
 They are alike, and steps go by the rules of octavo's scheduler (`octavo.core.scheduler`): streams
-first, then prompts in their order as far as the budget of tokens goes. So nothing but the costs of
-steps is estimated. Steps in which only the lengths of the streams change are taken many at a time.
+first, then prompts in their order as far as the budget of tokens goes. In a pipeline a step has a
+share of both, and as many are under way as there are stages. So nothing but the costs of steps is
+estimated. Steps in which only the lengths of the streams change are taken many at a time.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
 from octavo.core.prefill_pacing import Pacer
-from octavo.cost.prediction import Prediction, worst
+from octavo.cost.pipeline import PipelineClock
+from octavo.cost.prediction import Prediction, Source, worst
 from octavo.cost.work import Span
 from octavo.measure.statistics import mean_or_percentile
-from octavo.planner.latency import ENDS, BatchSlots, Latency, StepTime, between, prefill_time
+from octavo.planner.latency import (
+    ENDS,
+    BatchSlots,
+    Latency,
+    StepTime,
+    between,
+    in_stages,
+    stage_times,
+)
 from octavo.planner.traffic import Traffic
 
 # Number of similar steps that pacing remembers.
@@ -31,8 +40,7 @@ class ClosedBatch:
     """Latency and throughput of requests that begin together; an
     `octavo.planner.latency.ServiceEstimate`.
 
-    ``groups``: equal groups of such requests beside each other, each with slots of its own. With
-    ``slots.stages``, each is one request, which has so many stages of a pipeline for its prompt.
+    ``groups``: equal groups of such requests beside each other, each with slots of its own.
     """
 
     is_stable = True  # no more requests come
@@ -43,7 +51,7 @@ class ClosedBatch:
         self._groups = groups
         walk = _BatchRun(step_time, traffic, slots)
         walk.run()
-        self._source = worst(stride.source for stride in walk.strides)
+        self._source = worst(walk.sources)
         self._outcomes = [_RequestTimes.of(walk, end) for end in ENDS]
         self.prefill_share = walk.prefill_seconds / self._outcomes[0].makespan
 
@@ -79,7 +87,7 @@ class _RequestTimes:
 
     @classmethod
     def of(cls, walk: _BatchRun, end: str) -> _RequestTimes:
-        clock = list(accumulate(getattr(stride, end) for stride in walk.strides))
+        clock = walk.done[end]
         ttft = tuple(clock[request.first] for request in walk.requests)
         e2e = tuple(clock[request.last] for request in walk.requests)
         gaps = max(1, walk.traffic.output_len - 1)  # an answer of one token has no time between
@@ -95,12 +103,13 @@ class _RequestTimes:
 @dataclass(slots=True, eq=False)
 class _Request:
     """Progress of a request. ``first`` and ``last``: indices of the strides that brought those
-    tokens."""
+    tokens. ``in_step``: number of the step that brought the last."""
 
     computed: int = 0
     produced: int = 0
     first: int = 0
     last: int = 0
+    in_step: int = 0
 
 
 class _PacedStep(NamedTuple):
@@ -114,51 +123,49 @@ class _PacedStep(NamedTuple):
 
 
 class _BatchRun:
-    """The course of a batch. ``strides`` are the seconds of steps, or of several similar ones, in
-    their order."""
+    """The course of a batch. ``done``: when each stride was done, a step or several similar ones,
+    by each of the ``ENDS``."""
 
     def __init__(self, step_time: StepTime, traffic: Traffic, slots: BatchSlots):
         self.traffic = traffic
-        self.strides: list[Prediction] = []
+        self.done: dict[str, list[float]] = {end: [] for end in ENDS}
+        self.sources: set[Source] = set()
         self.prefill_seconds = 0.0
         self.requests = [_Request() for _ in range(traffic.concurrency or 1)]
         self._step_time = step_time
         self._slots = slots
+        self._depth = slots.num_stages
+        self._clocks = {end: PipelineClock(self._depth) for end in ENDS}
+        self._num_steps = 0
         self._waiting = self.requests[::-1]
         self._running: list[_Request] = []
         self._pacer = Pacer(slots.target_step_seconds)
+        self._chunk = slots.max_num_batched_tokens  # of prompts, in a step
+        if slots.stages is not None:
+            self._chunk = slots.stages.prompt_chunks.size(len(self.requests) * traffic.input_len)
 
     def run(self) -> None:
-        if self._slots.stages > 1:
-            self._compute_lone_prompt()
         while self._waiting or self._running:
+            decoding = [each for each in self._running if each.produced]
             # Those that need a single token come first: streams, and prompts but for one.
-            singles = [each for each in self._running if each.produced or self._left(each) == 1]
+            singles = self._share(decoding)
+            singles += [each for each in self._running if self._left(each) == 1]
             singles = singles[: self._slots.max_num_batched_tokens]
-            decoding = [each for each in singles if each.produced]
+            taken = [each for each in singles if each.produced]
             prompts = [(each, 1) for each in singles if not each.produced]
             prompts += self._prompts(self._budget(len(singles)))
             if prompts:
-                self._step(decoding, prompts)
+                self._step(taken, prompts)
             else:
-                self._stride(decoding)
+                self._stride(taken if self._depth == 1 else decoding)
             self._running = [
                 each for each in self._running if each.produced < self.traffic.output_len
             ]
 
-    def _compute_lone_prompt(self) -> None:
-        """Compute the prompt of a request that has some stages of a pipeline for itself."""
-        (request,) = self._running = [self._waiting.pop()]
-        slots, input_len = self._slots, self.traffic.input_len
-        seconds = prefill_time(
-            self._step_time, input_len, slots.max_num_batched_tokens, slots.stages
-        )
-        request.computed = input_len
-        self._produce(request, 1)
-        self.strides.append(seconds)
-        self.prefill_seconds += seconds.value
-        if self.traffic.output_len == 1:
-            self._running = []
+    def _share(self, decoding: list[_Request]) -> list[_Request]:
+        """Return the streams of the next step: its share of those that are in none."""
+        ready = [each for each in decoding if each.in_step <= self._num_steps - self._depth]
+        return ready[: -(-len(decoding) // self._depth)]
 
     def _left(self, request: _Request) -> int:
         """Number of tokens of its prompt that are still to be computed."""
@@ -167,7 +174,7 @@ class _BatchRun:
     def _budget(self, num_singles: int) -> int:
         """Number of tokens of a step that are left for prompts."""
         left = self._slots.max_num_batched_tokens - num_singles
-        return int(min(left, self._pacer.prompt_tokens(num_singles)))
+        return int(min(left, self._chunk, self._pacer.prompt_tokens(num_singles)))
 
     def _prompts(self, budget: int) -> list[tuple[_Request, int]]:
         """Return the prompts of a step with their numbers of tokens; requests that are admitted for
@@ -196,35 +203,62 @@ class _BatchRun:
             rows.append(Span(request.computed, tokens, int(ends)))
             request.computed += tokens
             if ends:
-                request.first = len(self.strides)
+                request.first = self._num_strides
                 self._produce(request, 1)
         for request in decoding:
             self._produce(request, 1)
-        seconds = self._step_time(rows)
-        self.strides.append(seconds)
-        self._pacer.observe(_PacedStep(rows), seconds.value)
+        seconds, times = self._step_time(rows), stage_times(rows, self._slots.stages)
+        clock = self._clocks["value"]
+        could_run = max(clock.begins, clock.done)
+        for end in ENDS:
+            done = self._clocks[end].step(in_stages(getattr(seconds, end), times))
+            self.done[end].append(done)
+        self.sources.add(seconds.source)
+        self._num_steps += 1
+        self._pacer.observe(_PacedStep(rows), clock.done - could_run)
         # The time of the streams alone is not counted as the prompts'.
         beside = self._step_time(streams).value if streams else 0.0
-        self.prefill_seconds += seconds.value - beside
+        self.prefill_seconds += (seconds.value - beside) / self._depth
 
     def _stride(self, decoding: list[_Request]) -> None:
-        """Compute as many steps as no request begins or ends in."""
+        """Compute as many steps as no request begins or ends in; in a pipeline, of each of the
+        groups that take turns."""
         left = min(self.traffic.output_len - each.produced for each in decoding)
-        count = min(left, _STRIDE)
-        first = self._step_time(self._chunks(decoding))
-        last = first if count == 1 else self._step_time(self._chunks(decoding, count - 1))
+        count, groups = min(left, _STRIDE), min(len(decoding), self._depth)
+        group = decoding[:: self._depth]
+        first = self._period(group, groups)
+        last = first if count == 1 else self._period(group, groups, count - 1)
         if self._slots.target_step_seconds:
             for _ in range(min(count, _REMEMBERED)):
-                self._pacer.observe(_PacedStep(self._chunks(decoding)), last.value)
-        for request in decoding:
+                self._pacer.observe(_PacedStep(self._chunks(group)), last.value / groups)
+        self._num_steps += self._depth * count
+        for number, request in enumerate(decoding):
             self._produce(request, count)
-        self.strides.append((first + last) * (count / 2))
+            turn = number * self._depth // len(decoding)
+            request.in_step = self._num_steps - self._depth + turn
+        seconds = (first + last) * (count / 2)
+        self.sources.add(seconds.source)
+        for end in ENDS:
+            self.done[end].append(self._clocks[end].pass_by(getattr(seconds, end)))
+
+    def _period(self, group: list[_Request], num_groups: int, later: int = 0) -> Prediction:
+        """Seconds until a group, one of some, gets its next token; or one some steps later."""
+        rows = self._chunks(group, later)
+        seconds = self._step_time(rows)
+        if num_groups == self._depth:
+            return seconds
+        times = stage_times(rows, self._slots.stages)
+        return seconds * (times.period(num_groups) / times.period())
 
     def _chunks(self, decoding: list[_Request], later: int = 0) -> list[Span]:
         """Return the next tokens of streams, or those of some steps later."""
         before = self.traffic.input_len + later - 1
         return [Span(before + each.produced, 1) for each in decoding]
 
+    @property
+    def _num_strides(self) -> int:
+        return len(self.done["value"])
+
     def _produce(self, request: _Request, count: int) -> None:
         request.produced += count
-        request.last = len(self.strides)
+        request.last, request.in_step = self._num_strides, self._num_steps

@@ -106,9 +106,7 @@ def _replica(deployment: Deployment, config: EngineConfig) -> ReplicaSpec:
     pipeline = deployment.pipeline
     if pipeline is None:
         return ReplicaSpec(config, deployment.steps.seconds)
-    return ReplicaSpec(
-        config, pipeline.seconds, depth=deployment.parallel.pp, stage_cost=pipeline.times
-    )
+    return ReplicaSpec.of_pipeline(config, pipeline)
 
 
 def _ask(number: int, traffic: Traffic) -> PromptSpec:
@@ -130,7 +128,10 @@ def _engine(deployment: Deployment, traffic: Traffic) -> EngineConfig:
         dtype=deployment.precision.name,
         seed=0,
         batching="continuous",
-        cache=CacheConfig(memory.block_size, blocks, deployment.precision.kv.name, False),
+        cache=CacheConfig(
+            *(memory.block_size, blocks, deployment.precision.kv.name, False),
+            num_pools=memory.num_pools,
+        ),
         scheduler=SchedulerConfig(
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_num_seqs=limits.max_num_seqs,

@@ -8,16 +8,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from octavo.core.prompt_chunks import PromptChunks
 from octavo.cost.engine_profile import EngineProfile, Limits, Settled, profile
 from octavo.cost.hardware import Device
 from octavo.cost.measured_steps import MeasuredSteps, calibrated
 from octavo.cost.memory import MemoryPlan, memory
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.parallel import Parallel
-from octavo.cost.pipeline import Pipeline
+from octavo.cost.pipeline import Pipeline, StageTimes
 from octavo.cost.precision import Precision, precision_of
 from octavo.cost.prediction import Prediction
-from octavo.cost.rank import rank_model
+from octavo.cost.rank import on_devices, rank_model
 from octavo.cost.step_cost import StepCost, StepModel
 from octavo.cost.work import Span
 from octavo.planner.closed_batch import ClosedBatch
@@ -60,6 +61,23 @@ class CalibratedSteps:
         )
 
 
+class PlannedStages:
+    """The stages of a pipeline, for prompts in steps of at most ``most`` tokens; an
+    `octavo.planner.latency.Stages`."""
+
+    def __init__(self, pipeline: Pipeline, most: int):
+        self.count = len(pipeline.stages)
+        self._pipeline, self._most = pipeline, most
+
+    @cached_property
+    def prompt_chunks(self) -> PromptChunks:
+        return PromptChunks(self.count, self._most, self._pipeline.chunk_seconds)
+
+    def times(self, chunks: Sequence[Span]) -> StageTimes:
+        """Return the seconds of a step in each stage."""
+        return self._pipeline.times_of(chunks)
+
+
 @dataclass(frozen=True)
 class Deployment:
     """``replicas`` of a model, each laid out over devices of one kind.
@@ -82,7 +100,8 @@ class Deployment:
     measured: CalibratedSteps | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "parallel", self.parallel.on(self.device.kind))
+        parallel = on_devices(self.spec, self.parallel, self.device, self.profile)
+        object.__setattr__(self, "parallel", parallel)
 
     @property
     def num_devices(self) -> int:
@@ -90,8 +109,8 @@ class Deployment:
 
     @property
     def num_groups(self) -> int:
-        """Number of groups among which requests are divided: each replica, each data-parallel copy,
-        and each stage of a pipeline works on a group."""
+        """Number of groups among which requests at a rate are divided: each replica, each
+        data-parallel copy, and each stage of a pipeline works on a group."""
         return self.parallel.pp * self.parallel.dp * self.replicas
 
     @cached_property
@@ -102,7 +121,7 @@ class Deployment:
     def times(self, replicas: int) -> Deployment:
         """Return as many replicas, which share what was computed of one."""
         copy = replace(self, replicas=replicas)
-        for name in ("settled", "memory", "steps", "_tables"):
+        for name in ("settled", "memory", "steps", "pipeline", "stages", "_tables"):
             copy.__dict__[name] = getattr(self, name)
         return copy
 
@@ -139,11 +158,23 @@ class Deployment:
         name = self.profile.name
         return Pipeline.of(self.spec, self.precision, self.parallel, self.device, name)
 
+    @cached_property
+    def stages(self) -> PlannedStages | None:
+        """The stages of a pipeline; None of one."""
+        if self.pipeline is None:
+            return None
+        return PlannedStages(self.pipeline, self.settled.max_num_batched_tokens)
+
     def step_cost(self, chunks: Sequence[Span]) -> StepCost:
         return self.steps.cost(chunks)
 
     def step_time(self, chunks: Sequence[Span]) -> Prediction:
-        return self.steps.prediction(chunks)
+        """Seconds of a step; in a pipeline, until the same requests may be in the next one."""
+        seconds = self.steps.prediction(chunks)
+        if self.stages is None:
+            return seconds
+        # The whole model is as if all stages were as long as the longest.
+        return seconds * (self.stages.times(chunks).period() / seconds.value)
 
     def max_concurrency(self, total_len: int) -> int:
         """Number of requests of ``total_len`` tokens whose KV cache fits, in all replicas and
@@ -152,13 +183,16 @@ class Deployment:
 
     def slots(self, total_len: int) -> BatchSlots:
         """Return the slots of one group of requests."""
-        fitting = self.memory.max_concurrency(total_len)
-        most = min(self.settled.max_num_seqs, fitting) // self.parallel.pp
+        slots = self._slots_of_copy(total_len)
+        return replace(slots, max_num_seqs=max(1, slots.max_num_seqs // self.parallel.pp))
+
+    def _slots_of_copy(self, total_len: int) -> BatchSlots:
+        """Return the slots of all stages together."""
         return BatchSlots(
-            max(1, most),
+            max(1, min(self.settled.max_num_seqs, self.memory.max_concurrency(total_len))),
             self.settled.max_num_batched_tokens,
             self.target_step_seconds,
-            self.parallel.pp,
+            self.stages,
         )
 
     @property
@@ -174,12 +208,15 @@ class Deployment:
     def serve(self, traffic: Traffic, slots: BatchSlots | None = None) -> ServiceEstimate:
         """Return the latency and throughput of traffic. ``slots``: of each group, instead of its
         own."""
+        if traffic.rate is None:
+            copy = traffic.share(self.parallel.dp * self.replicas)
+            number = (traffic.concurrency or 1) / (copy.concurrency or 1)
+            if slots is None:
+                slots = self._slots_of_copy(traffic.total_len)
+            else:
+                slots = replace(slots, max_num_seqs=slots.max_num_seqs * self.parallel.pp)
+            return ClosedBatch(self.step_time, copy, slots, number)
         group, slots = traffic.share(self.num_groups), slots or self.slots(traffic.total_len)
-        if group.rate is None:
-            number = (traffic.concurrency or 1) / (group.concurrency or 1)
-            of_copy = traffic.share(self.parallel.dp * self.replicas).concurrency or 1
-            slots = replace(slots, stages=max(1, self.parallel.pp // of_copy))
-            return ClosedBatch(self.step_time, group, slots, number)
         if group.concurrency is not None:
             slots = replace(slots, max_num_seqs=min(slots.max_num_seqs, group.concurrency))
         return SteadyState(self._table(traffic), group, slots, self.num_groups)

@@ -34,6 +34,7 @@ def with_planned_layout(
         pp=parallel.pp,
         ep=parallel.ep,
         dp=parallel.dp,
+        dp_attention=parallel.dp_attention,
         replicas=found.replicas,
     )
 

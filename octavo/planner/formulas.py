@@ -22,13 +22,13 @@ from octavo.cost.measured_steps import ROW_KNOTS, SAMPLED_KNOTS, WIDENING
 from octavo.cost.op_cost import SMALL_OPS, PricedOp, priced_ops
 from octavo.cost.rank_model import RankModel
 from octavo.cost.step_cost import StepModel
-from octavo.cost.work import RowCounts, Span
+from octavo.cost.work import RowCounts, Span, busiest_deviations
 from octavo.planner.deployment import Deployment
 from octavo.planner.money import Price, listed, watts_of, watts_text
 from octavo.planner.page_export import efficiency_json, model_json
 from octavo.planner.report import deployment_json, memory_json
 
-SCHEMA = 2
+SCHEMA = 3
 NUM_GOLDEN = 240
 _LENGTHS = (1, 15, 16, 17, 100, 1000, 4096, 4097, 10_000, 100_000)
 _MANY = 1 << 20  # rows, far enough from 1 for the slope of transfers
@@ -77,6 +77,7 @@ def deployment_document(deployment: Deployment, price: Price | None = None) -> d
         "rank": _rank_json(steps.model),
         "ops": list(_ops_json(steps)),
         "communication": _communication_json(steps.model, steps.efficiency.link),
+        "stages": _stages_json(deployment),
         "efficiency": efficiency_json(steps.efficiency),
         "measured": _measured_json(deployment),
         "memory": _memory_json(deployment),
@@ -100,12 +101,35 @@ def _rank_json(model: RankModel) -> dict[str, Any]:
         "num_layers": model.num_layers,
         "activation_bytes": model.activation_bytes,
         "parallel": asdict(model.parallel),
+        "busiest": busiest_deviations(model.parallel.ep),
         "matrices": [asdict(matrix) for matrix in model.matrices],
         "attention": [asdict(op) for op in model.attention],
     }
 
 
 # -- steps ----------------------------------------------------------------------------------------
+
+
+def _stages_json(deployment: Deployment) -> dict[str, Any] | None:
+    """Stages of a pipeline: those that differ, and which is which."""
+    pipeline, stages = deployment.pipeline, deployment.stages
+    if pipeline is None or stages is None:
+        return None
+    kinds = list(dict.fromkeys(pipeline.stages))
+    none, one = (pipeline.send_seconds(rows) for rows in (0, 1))
+    return {
+        "kinds": [
+            {
+                "rank": _rank_json(kind.model),
+                "ops": list(_ops_json(kind)),
+                "communication": _communication_json(kind.model, kind.efficiency.link),
+            }
+            for kind in kinds
+        ],
+        "order": [kinds.index(stage) for stage in pipeline.stages],
+        "send": {"seconds": none, "seconds_per_row": one - none},
+        "chunks": stages.prompt_chunks.seconds.as_json(),
+    }
 
 
 def _ops_json(steps: StepModel) -> Iterator[dict[str, Any]]:

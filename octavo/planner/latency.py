@@ -11,25 +11,45 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.core.step_share import PipelineShare, StepShare, WholeShare
+from octavo.core.prompt_chunks import PromptChunks
+from octavo.cost.pipeline import PipelineClock, StageTimes
 from octavo.cost.prediction import Prediction, Source, worst
 from octavo.cost.work import Span
 
-# Seconds of a step.
+# Seconds of a step; in a pipeline, until the same requests may be in the next one.
 StepTime = Callable[[Sequence[Span]], Prediction]
+
+
+class Stages(Protocol):
+    """The stages of a pipeline."""
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def prompt_chunks(self) -> PromptChunks:
+        """The sizes of pieces of prompts."""
+        ...
+
+    def times(self, chunks: Sequence[Span]) -> StageTimes:
+        """Return the seconds of a step in each stage; `StepTime` has its ``period``."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSlots:
     """Slots of a batch, and the tokens that a step computes. While others are being answered, a
     step computes no more prompt tokens than ``target_step_seconds`` allow (0 is no bound); see
-    `octavo.core.prefill_pacing`. Where a pipeline has ``stages``, each works on such a batch, and a
-    prompt goes through all of them; see `octavo.core.step_share`."""
+    `octavo.core.prefill_pacing`. In a pipeline of ``stages``, requests go through all of them, with
+    a share in each step."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     target_step_seconds: float = 0.0
-    stages: int = 1
+    stages: Stages | None = None
+
+    @property
+    def num_stages(self) -> int:
+        return 1 if self.stages is None else self.stages.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +67,8 @@ class Latency:
 
 
 ENDS = ("value", "low", "high")
+
+ONE_STAGE = StageTimes([1.0])
 
 
 def between(ends: Sequence[float], source: Source) -> Prediction:
@@ -80,38 +102,46 @@ class ServiceEstimate(Protocol):
         ...
 
 
-def prefill_time(step_time: StepTime, input_len: int, budget: int, stages: int = 1) -> Prediction:
+def prefill_time(
+    step_time: StepTime, input_len: int, budget: int, stages: Stages | None = None
+) -> Prediction:
     """Seconds of a prompt that is alone, in as many steps as the budget of tokens and the stages of
     a pipeline make it take."""
-    steps = [step_time([chunk]) for chunk in prompt_chunks(input_len, budget, stages)]
-    ends = [pipeline_seconds([getattr(step, end) for step in steps], stages) for end in ENDS]
+    batches = [[chunk] for chunk in prompt_chunks(input_len, budget, stages)]
+    steps = [step_time(batch) for batch in batches]
+    times = [stage_times(batch, stages) for batch in batches]
+    ends = [done_at([getattr(step, end) for step in steps], times) for end in ENDS]
     return between(ends, worst(step.source for step in steps))
 
 
-def prompt_chunks(input_len: int, size: int, stages: int = 1) -> list[Span]:
-    """Split a prompt into pieces of ``size`` tokens, or of the shares that a step of a pipeline
-    gets of what is left. A token is sampled after the last."""
-    share: StepShare = PipelineShare(stages, size) if stages > 1 else WholeShare()
-    chunks, start = [], 0
-    while start < input_len:
-        left = input_len - start
-        count = int(min(size, left, share.prompt_tokens([left])))
-        chunks.append(Span(start, count, int(count == left)))
-        start += count
-    return chunks
+def prompt_chunks(input_len: int, size: int, stages: Stages | None = None) -> list[Span]:
+    """Split a prompt into pieces of ``size`` tokens, or of as many as bring it through a pipeline
+    soonest. A token is sampled after the last."""
+    if stages is not None:
+        size = min(size, stages.prompt_chunks.size(input_len))
+    return [
+        Span(start, min(size, input_len - start), int(start + size >= input_len))
+        for start in range(0, input_len, size)
+    ]
 
 
-def pipeline_seconds(steps: Sequence[float], stages: int) -> float:
-    """Seconds until the last of some steps has passed equal stages. A stage computes one step at a
-    time, so that a short step waits behind a long one, and no more are under way than there are
-    stages."""
-    free, ends = [0.0] * stages, [0.0]
-    for number, seconds in enumerate(steps):
-        arrives = ends[max(0, number - stages + 1)]
-        for stage in range(stages):
-            free[stage] = arrives = max(arrives, free[stage]) + seconds / stages
-        ends.append(arrives)
-    return ends[-1]
+def stage_times(batch: Sequence[Span], stages: Stages | None) -> StageTimes:
+    """Return the times of a step in stages; without a pipeline, those of one."""
+    return ONE_STAGE if stages is None else stages.times(batch)
+
+
+def in_stages(seconds: float, times: StageTimes) -> StageTimes:
+    """Return the times of a step of which a `StepTime` says the seconds, shared out like others."""
+    return times.scaled(seconds / times.period())
+
+
+def done_at(steps: Sequence[float], times: Sequence[StageTimes]) -> float:
+    """Seconds to the end of the last of steps that follow each other, of which a `StepTime` says
+    the seconds, and ``times`` how stages share them."""
+    clock = PipelineClock(len(times[0].stages))
+    for seconds, each in zip(steps, times, strict=True):
+        clock.step(in_stages(seconds, each))
+    return clock.done
 
 
 def decode_time(step_time: StepTime, streams: int, context: int) -> Prediction:

@@ -153,7 +153,7 @@ def _check_server_takes(settings: list[Setting]) -> None:
     from octavo.settings.engine import EngineArgs  # it takes a while to import
 
     values = {each.name: each.value for each in settings}
-    EngineArgs.from_kwargs(values.pop("model"), **values)
+    EngineArgs.from_kwargs(values.pop("model"), **values).check_server()
 
 
 # -- the settings ---------------------------------------------------------------------------------
@@ -199,6 +199,9 @@ def _layout(deployment: Deployment) -> Iterator[Setting]:
     if parallel.ep > 1:
         why = f"each of the {parallel.ep} ranks has whole experts"
         yield Setting("enable_expert_parallel", True, why)
+    if parallel.dp_attention:
+        why = f"each of the {parallel.tp} ranks has requests of its own, with their KV"
+        yield Setting("enable_dp_attention", True, why)
 
 
 def _why(count: int, several: str, one: str) -> str:
@@ -259,5 +262,6 @@ def _longest(plan: Plan) -> Setting:
         asked = plan.question.limits.max_model_len is not None
         why = "as it was asked for" if asked else "all that the model has, which fits"
         return Setting("max_model_len", longest, why)
-    why = f"{longest:,} tokens do not fit: the longest that do, which is about {memory.kv_tokens:,}"
+    fitting = f"{memory.longest_sequence:,}"
+    why = f"{longest:,} tokens do not fit: the longest that do, which is about {fitting}"
     return Setting("max_model_len", "auto", why)

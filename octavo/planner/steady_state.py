@@ -20,16 +20,19 @@ from functools import cached_property
 from statistics import NormalDist
 
 from octavo.core.prefill_pacing import prompt_tokens_in_step
+from octavo.cost.pipeline import StageTimes
 from octavo.cost.prediction import Prediction, worst
 from octavo.cost.work import Span
 from octavo.planner.latency import (
     ENDS,
     BatchSlots,
     Latency,
+    Stages,
     StepTime,
     between,
-    pipeline_seconds,
+    done_at,
     prompt_chunks,
+    stage_times,
 )
 from octavo.planner.queueing import (
     balance,
@@ -51,6 +54,7 @@ class StepTable:
     def __init__(self, step_time: StepTime, traffic: Traffic):
         self.known: dict[tuple[int, Span | None, int], Prediction] = {}
         self._step_time = step_time
+        self._times: dict[tuple[int, Span | None], StageTimes] = {}
         self._stream = Span(traffic.input_len + traffic.output_len // 2 - 1, 1)
 
     def __call__(self, streams: int, chunk: Span | None = None, count: int = 1) -> Prediction:
@@ -59,6 +63,14 @@ class StepTable:
             pieces = [] if chunk is None else [chunk] * count
             self.known[key] = self._step_time([self._stream] * streams + pieces)
         return self.known[key]
+
+    def times(self, stages: Stages | None, streams: int, chunk: Span | None = None) -> StageTimes:
+        """Seconds of such a step in each stage."""
+        key = (streams, chunk)
+        if key not in self._times:
+            pieces = [] if chunk is None else [chunk]
+            self._times[key] = stage_times([self._stream] * streams + pieces, stages)
+        return self._times[key]
 
 
 class SteadyState:
@@ -117,7 +129,8 @@ class _Steps:
         self.gaps = traffic.output_len - 1  # between the tokens of an answer
         self._budget = slots.max_num_batched_tokens
         self._target = slots.target_step_seconds
-        self.stages = slots.stages
+        self.num_stages = slots.num_stages
+        self._stages = slots.stages
         self._costs = costs
         self._end = end
         # Several figures are asked for beside the same streams, one after the other.
@@ -125,8 +138,13 @@ class _Steps:
         self._last_prompt: tuple[float, list[float]] = -1.0, []
 
     def decode(self, streams: float) -> float:
-        """Seconds of a step without prompts, of one stream at least."""
-        return self._line(max(1.0, streams))
+        """Seconds of a step without prompts, of one stream at least. Where streams are too few for
+        all stages, they do not wait for each other."""
+        seconds = self._line(max(1.0, streams))
+        if self.num_stages == 1 or streams >= 1:
+            return seconds
+        times = self._costs.times(self._stages, 1)
+        return seconds * times.period(max(1.0, streams * self.num_stages)) / times.period()
 
     def prompt(self, streams: float) -> float:
         """Seconds of all the steps that one prompt takes beside some streams."""
@@ -134,16 +152,24 @@ class _Steps:
 
     def first_token(self, streams: float) -> float:
         """Seconds until they are done: in a pipeline, several are under way at once."""
-        return pipeline_seconds(self._prompt_steps(streams), self.stages)
+        times = [self._times(streams, chunk) for chunk in self._chunks(streams)]
+        return done_at(self._prompt_steps(streams), times)
+
+    def _times(self, streams: float, chunk: Span) -> StageTimes:
+        """Seconds in each stage of a step of about so many streams."""
+        return self._costs.times(self._stages, math.floor(streams + 0.5), chunk)
 
     def num_chunks(self, streams: float) -> int:
         return len(self._prompt_steps(streams))
 
     def _prompt_steps(self, streams: float) -> list[float]:
         if self._last_prompt[0] != streams:
-            chunks = prompt_chunks(self.input_len, self.room(streams), self.stages)
+            chunks = self._chunks(streams)
             self._last_prompt = streams, [self._line(streams, chunk) for chunk in chunks]
         return self._last_prompt[1]
+
+    def _chunks(self, streams: float) -> list[Span]:
+        return prompt_chunks(self.input_len, self.room(streams), self._stages)
 
     def full(self, streams: float) -> float:
         """Seconds of one step with as many whole prompts as it can hold."""
@@ -215,7 +241,7 @@ class _Load:
         stay = steps.gaps * self._tpot_beside(streams)
         # A prompt may begin whenever the first stage is free, whatever batch that works on then:
         # all batches have one queue.
-        stages = steps.stages
+        stages = steps.num_stages
         step, service = self._step_under_way / stages, service / stages
         rate, slots = self._rate * stages, self._slots * stages
         if percentile is None:

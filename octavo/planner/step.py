@@ -15,7 +15,7 @@ from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import Precision, precision_of
 from octavo.cost.prediction import Source
-from octavo.cost.rank import rank_model
+from octavo.cost.rank import on_devices, rank_model
 from octavo.cost.step_cost import StepBatch, StepModel
 from octavo.cost.work import Chunk, Span
 
@@ -69,7 +69,8 @@ def step_cost(
     device, count = find_device(hardware) if isinstance(hardware, str) else (hardware, 1)
     if not isinstance(quantization, Precision):
         quantization = precision_of(spec, quantization, engine.kv_dtype(None))
-    rank = rank_model(spec, quantization, (parallel or Parallel(tp=count)).on(device.kind))
+    layout = on_devices(spec, parallel or Parallel(tp=count), device, engine)
+    rank = rank_model(spec, quantization, layout)
     cost = StepModel.of(rank, device, engine.name).cost(*_chunks(batch))
     total = cost.total
     return StepSeconds(

@@ -32,10 +32,11 @@ from octavo.kernels.cpu.layout import (
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import Progress
 from octavo.kernels.fused_ops import CannotFuse
+from octavo.kernels.parts import Stage
 from octavo.kernels.stages import StageOps
 from octavo.models.config import KVSpec, ModelConfig
 from octavo.models.footprint import kv_layers_of
-from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
+from octavo.runtime.capacity import RankLimits, RankSpec, StageLayers, kv_dtype_of
 from octavo.runtime.forward import Forward
 from octavo.runtime.memory_ledger import MemoryLine, scratch_line
 from octavo.runtime.native_forward import NativeForward
@@ -267,8 +268,17 @@ class NativeBackend:
         """The packed model, the library and the thread pool, for draft heads that share them."""
         return self._model, self._library, self.pool
 
+    def layers_of(self, stage: Stage) -> StageLayers:
+        """Return the layers with KV, and with states, of any stage of the model."""
+        ops = self._model.plan.stage(stage)
+        return StageLayers(ops.kv_layers, ops.state_layers)
+
     def planned_memory(self) -> Sequence[MemoryLine]:
-        lines = [MemoryLine("weights of latent attention", self._model.latent_bytes, "counted")]
+        copies = (
+            self._spec.part.size if self._spec.by_sequences else 1
+        )  # of all heads, in each rank
+        latent_bytes = copies * self._model.latent_bytes
+        lines = [MemoryLine("weights of latent attention", latent_bytes, "counted")]
         experts, tokens = self._model_config.experts, self._spec.max_num_batched_tokens
         if experts is not None:
             sizes = self._model_config.hidden_size, experts.inner, experts.routing.top_k
@@ -322,6 +332,10 @@ def _prefer_nodes(numbers: Sequence[int]) -> Callable[[int, int], object]:
 
 def _forward_of_rank(spec: RankSpec, own: StageOps, arguments: tuple[Any, ...]) -> Forward:
     """Return the forward of one of several ranks: the one that samples, or one of its followers."""
+    if spec.by_sequences:
+        from octavo.runtime.owned_sequences import OwnedForward, OwningForward
+
+        return (OwningForward if spec.is_home else OwnedForward)(spec.part, *arguments)
     if spec.pipeline is None:
         from octavo.runtime.following_forward import FollowingForward
         from octavo.runtime.leading_forward import LeadingForward

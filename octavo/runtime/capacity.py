@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from octavo.core.lookahead import MAX_MULTI_STEPS
 from octavo.kernels.expert_places import ExpertPlaces
@@ -54,8 +54,10 @@ class RankSpec:
         meeting_point: a new file of their own, at which ranks of fused kernels find each other.
         experts: the ranks of the group that have each expert of the layers that it has, where they
             have whole ones; None: each has some rows of all.
+        by_sequences: each rank of the group has sequences of its own, whose attention it computes.
         pipeline: the rank's place in a pipeline; None: it has all layers.
         has_drafts: tokens are drafted, maybe by heads that read the embedding.
+        start_timeout: seconds for which a rank may do nothing while the others start.
         numa_nodes: where the rank's memory is to be, with a copy of its weights; empty: anywhere.
     """
 
@@ -81,15 +83,17 @@ class RankSpec:
     group: ShmGroup | None = None
     meeting_point: Path | None = None
     experts: ExpertPlaces | None = None
+    by_sequences: bool = False
     pipeline: PipelinePlace | None = None
     has_drafts: bool = False
+    start_timeout: float = 120.0
     numa_nodes: tuple[int, ...] = ()
 
     @property
     def part(self) -> Part:
         if self.group is None:
             return WHOLE
-        return Part(self.group.rank, self.group.size, self.experts)
+        return Part(self.group.rank, self.group.size, self.experts, self.by_sequences)
 
     @property
     def stage(self) -> Stage:
@@ -110,6 +114,7 @@ class RankSpec:
 class RankLimits:
     """Sizes of the KV cache and of steps, which ``Rank.start`` allocates memory for.
 
+    ``num_blocks``: of the rank's own pool, if each has one.
     ``kv_groups``: the layer groups with block tables of their own; None: one table for all layers.
     ``num_host_blocks``: blocks of the host KV cache; their ids follow those of the pool.
     ``num_state_slots``: slots for the recurrent states of sequences.
@@ -125,13 +130,47 @@ class RankLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class MachineShare:
+    """The share of a KV pool that one machine has.
+
+    Args:
+        name: for errors; empty where there is one machine alone.
+        kv_bytes_per_token, state_bytes, kv_memory_bytes, kv_memory_most: as of `Capacity`, of what
+            this machine has.
+        kv_layers: those of its stage among the model's layers with KV; None: all.
+        free_bytes: of its memory.
+    """
+
+    name: str
+    kv_bytes_per_token: int
+    state_bytes: int
+    kv_memory_bytes: int
+    kv_memory_most: int
+    kv_layers: range | None = None
+    free_bytes: int = 0
+
+    def bytes_of_slot(self, groups: KVGroups | None) -> int:
+        """Bytes of a position in a block, where ``groups`` have block tables; None: there is one
+        table."""
+        if groups is None:
+            return self.kv_bytes_per_token
+        if self.kv_layers is not None:
+            if not self.kv_layers:
+                return 0
+            groups = groups.of_layers(self.kv_layers)
+        return groups.bytes_of_slot(self.kv_bytes_per_token)
+
+
+@dataclass(frozen=True, slots=True)
 class Capacity:
     """Limits that a device and a model set, from which an engine's settings are resolved.
 
     ``ledger``: the uses of a GPU's memory. ``kv_groups``: the model's layer groups that may have
     block tables of their own; None: all layers share one. ``no_sinks``: why requests cannot have
     attention sinks and a window (``core/sink_window.py``); empty if they can. ``state_bytes``: size
-    of the recurrent states of one sequence.
+    of the recurrent states of one sequence. ``num_parts``: ranks that have a part of each layer, of
+    ``kv_bytes_per_token`` each. ``machines``: of a pipeline over several; all else is
+    then of all of them together, but for the sizes of memory, which are of this one.
     """
 
     device: str
@@ -146,6 +185,15 @@ class Capacity:
     no_sinks: str = ""
     kv_memory_most: int = 0  # its size at most, where a longer context is asked for
     state_bytes: int = 0
+    num_pools: int = 1  # KV pools of that size, of ranks that have sequences of their own
+    machines: tuple[MachineShare, ...] = ()
+    num_parts: int = 1
+
+    @property
+    def shares(self) -> tuple[MachineShare, ...]:
+        """The shares of all machines that have the KV pool: one at least."""
+        sizes = self.kv_bytes_per_token, self.state_bytes, self.kv_memory_bytes, self.kv_memory_most
+        return self.machines or (MachineShare("", *sizes),)
 
 
 def capacity_of(
@@ -193,7 +241,44 @@ def capacity_of(
         kv_groups=_groups_of_stages(config, spec.stage) if has_window_tables else None,
         no_sinks=_why_no_sinks(config) if has_sinks else _NO_KERNELS_FOR_SINKS,
         state_bytes=state_bytes,
+        num_pools=part.size if part.by_sequences else 1,
+        num_parts=1 if part.by_sequences else part.size,
     )
+
+
+def machine_share(
+    name: str, spec: RankSpec, config: ModelConfig, layers: StageLayers, free_bytes: int
+) -> MachineShare:
+    """Return the share of the machine that has a stage, with all ranks of it.
+
+    Args:
+        spec: of any rank of the pipeline, which runs on native kernels.
+        layers: of the stage.
+        free_bytes: of the machine, beside the weights and what steps need.
+    """
+    from octavo.models.footprint import kv_bytes_of, kv_layers_of
+
+    kv_dtype, parts = kv_dtype_of(spec, is_native=True), list(spec.part.of_all_ranks())
+    kv = [kv_layers_of(config, each)[layers.kv.start : layers.kv.stop] for each in parts]
+    states = [config.state_layers_of(each) for each in parts]
+    own = [each[layers.states.start : layers.states.stop] for each in states]
+    # All ranks have the same blocks: the largest share decides.
+    return MachineShare(
+        name,
+        kv_bytes_per_token=len(parts) * max(kv_bytes_of(each, kv_dtype) for each in kv),
+        state_bytes=len(parts) * max(sum(layer.num_bytes for layer in each) for each in own),
+        kv_memory_bytes=cpu_kv_bytes(free_bytes),
+        kv_memory_most=cpu_kv_most(free_bytes),
+        kv_layers=layers.kv,
+        free_bytes=free_bytes,
+    )
+
+
+class StageLayers(NamedTuple):
+    """The layers of a stage that have KV, and those that have states: each among their kind."""
+
+    kv: range
+    states: range
 
 
 def _groups_of_stages(config: ModelConfig, stage: Stage) -> KVGroups:

@@ -19,15 +19,17 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Protocol
 
 from octavo.base.errors import ConfigError, EngineError, PeerEndedError
-from octavo.runtime.rank_memory import RankMemory, descriptors
+from octavo.runtime.rank_memory import Ticket, descriptors
 from octavo.runtime.rank_process import JsonConnection, Message
-from octavo.system.child_process import environment_without_keys
+from octavo.system.child_process import environment_without_keys, work_of
 
 # What a follower last wrote to its standard error is kept, for the message that names it.
 _LAST_LINES = 20
@@ -37,19 +39,39 @@ _SECONDS_TO_END = 1.0
 _SECONDS_TO_DIE = 10.0
 
 
+class SharedMemory(Protocol):
+    """The memory of ranks on this machine: ``RankMemory``, or ``StageMemory``.
+
+    ``num_ranks`` counts those of other machines, too; ``followers`` are those that have processes
+    of their own here.
+    """
+
+    @property
+    def num_ranks(self) -> int: ...
+    @property
+    def followers(self) -> range: ...
+    def ticket(self, rank: int) -> Ticket: ...
+    def abort(self) -> None: ...
+
+
 class Followers:
-    """Processes of ranks 1 and up, each of which runs ``serve`` of a module.
+    """Processes of the followers on this machine, each of which runs ``serve`` of a module.
 
     Args:
         module: its name, for import; see `rank_process`.
         memory: of all ranks. It stays open until the followers are closed.
         settings: for all of them; objects of JSON.
+        patience_s: seconds for which one whose message is awaited may do no work, before it is
+            ended; 0: any time.
 
     Raises:
         ConfigError: the system refuses to start a process.
     """
 
-    def __init__(self, module: str, memory: RankMemory, settings: Message):
+    def __init__(
+        self, module: str, memory: SharedMemory, settings: Message, *, patience_s: float = 0.0
+    ):
+        self._patience_s = patience_s
         self._watch = _Watch(module, memory, settings)
         self._close = weakref.finalize(self, self._watch.close)
 
@@ -62,6 +84,14 @@ class Followers:
     def failure(self) -> EngineError | None:
         """The end of a follower, in words; None as long as all run."""
         return self._watch.failure.result() if self._watch.failure.done() else None
+
+    def wait_for_failure(self) -> EngineError | None:
+        """Return the end of a follower, of which the waiting of others has ended already; None if
+        it does not come to be known."""
+        try:
+            return self._watch.failure.result(2 * _SECONDS_TO_END)
+        except TimeoutError:
+            return None
 
     def when_one_ends(self, callback: Callable[[PeerEndedError], object]) -> None:
         """Have ``callback`` called, in a thread of its own, when a follower ends by itself."""
@@ -85,6 +115,8 @@ class Followers:
         """
         messages = []
         for follower in self._watch.followers:
+            if self._patience_s:
+                follower.wait_for_message(self._patience_s)
             message = follower.connection.receive()
             if message is None:
                 raise self._watch.failure.result()
@@ -99,10 +131,11 @@ class Followers:
 class _Follower:
     """The process of one rank."""
 
-    def __init__(self, module: str, memory: RankMemory, rank: int, settings: Message):
+    def __init__(self, module: str, memory: SharedMemory, rank: int, settings: Message):
         self.rank = rank
         self.lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._line = b""  # the beginning of one
+        self._why = ""  # it was ended, if it was
         self._num_ranks = memory.num_ranks
         ticket = memory.ticket(rank)
         ours, theirs = socket.socketpair()
@@ -140,6 +173,19 @@ class _Follower:
                 os.write(2, line + b"\n")
         return bool(data)
 
+    def wait_for_message(self, patience_s: float) -> None:
+        """Wait until a message of the process has come, or its end; end it if it does no work for
+        so long: it is stopped, or waits for something that does not come."""
+        work, since = work_of(self.process.pid), time.monotonic()
+        while not self.connection.has_come(min(1.0, patience_s / 4)):
+            now = work_of(self.process.pid)
+            if now != work or not now:  # where the system does not tell, it may be at work
+                work, since = now, time.monotonic()
+            elif time.monotonic() - since > patience_s:
+                self._why = f"was ended, as it had done nothing for {patience_s:g} s"
+                self.kill()
+                return
+
     def describe_end(self) -> EngineError:
         """Wait for the process, whose connection has ended, and return how it ended."""
         try:
@@ -152,7 +198,7 @@ class _Follower:
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
         words = "\n".join(self.lines)
         return PeerEndedError(
-            f"rank {self.rank} of {self._num_ranks} ended with {how}"
+            f"rank {self.rank} of {self._num_ranks} {self._why or f'ended with {how}'}"
             + (f"; its last words:\n{words}" if words else ", without a word")
         )
 
@@ -175,7 +221,7 @@ class _Watch:
     It is their parent in the sense of `end_with_parent`, which means a thread.
     """
 
-    def __init__(self, module: str, memory: RankMemory, settings: Message):
+    def __init__(self, module: str, memory: SharedMemory, settings: Message):
         self._memory = memory
         self.followers: list[_Follower] = []
         self.failure: Future[EngineError] = Future()
@@ -204,7 +250,7 @@ class _Watch:
 
     def _run(self, module: str, settings: Message, started: Future[None]) -> None:
         try:
-            for rank in range(1, self._memory.num_ranks):
+            for rank in self._memory.followers:
                 self.followers.append(_Follower(module, self._memory, rank, settings))
         except BaseException as error:
             started.set_exception(error)

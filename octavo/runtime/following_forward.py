@@ -21,6 +21,7 @@ from octavo.runtime.stage_links import StepMessages
 from octavo.runtime.step_words import (
     COPY,
     EXIT,
+    HAS_OWNERS,
     HAS_PARENTS,
     HAS_SINK_WINDOWS,
     HAS_STATES,
@@ -80,6 +81,7 @@ class FollowingForward(NativeForward):
         if header.flags & HAS_STATES:
             self._state_source[:num_seqs] = _words(reader, num_seqs)
             self._state_target[:num_seqs] = _words(reader, num_seqs)
+        self._take_owners(header, reader)
         for _ in range(header.num_changes):
             change = reader.change(*self._tables.array.shape)
             end = change.first + len(change.entries)
@@ -96,6 +98,11 @@ class FollowingForward(NativeForward):
         arguments.num_out, arguments.head_only = num_out, header.head_only
         arguments.num_multi_steps = header.num_multi_steps
         self._compute(header)
+
+    def _take_owners(self, header: StepHeader, reader: Reader) -> None:
+        """Take whose sequences are whose: here, all are of all."""
+        if header.flags & HAS_OWNERS:
+            raise BadMessage("sequences of single ranks, where attention is divided by heads")
 
     def _compute(self, header: StepHeader) -> None:
         """Compute the step that is written."""
@@ -123,7 +130,7 @@ class Follower:
 
     def __init__(self, forward: FollowingForward):
         self._forwards = [forward]
-        self._cache, self._limits = forward.cache, forward.limits
+        self._cache, self._limits = forward.kv_cache, forward.limits
 
     def obey(self, words: np.ndarray) -> None:
         """Do what a message says. BadMessage if it cannot be done."""
@@ -145,7 +152,7 @@ class Follower:
                 sources = reader.take(reader.number("a count", 0, reader.num_left)).tolist()
                 table = reader.take(reader.num_left).tolist()
                 self._check_blocks(table)
-                slots = len(table) * self._cache.block_size
+                slots = len(table) * self._forwards[0].cache.block_size
                 if not all(0 <= slot < slots for slot in (*sources, target + len(sources) - 1)):
                     raise BadMessage(f"KV is moved beyond the {slots} slots of a sequence")
                 self._cache.move(table, sources, target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from octavo.base.errors import LinkError
@@ -31,6 +31,23 @@ class HomeConnection:
 
     def __init__(self, link: Link):
         self._link = link
+        self.reason: str | None = None  # of its end, if that was on this side
+
+    @property
+    def has_ended(self) -> bool:
+        return self._link.failure is not None
+
+    def when_it_ends(self, callback: Callable[[LinkError], object]) -> None:
+        """Have ``callback`` called once, in any thread, when the link ends, or has ended."""
+        self._link.when_it_ends(callback)
+
+    def fail(self, reason: str) -> None:
+        """Say why this rank cannot go on, and end the link, if it has not ended. May be called from
+        any thread."""
+        if self._link.failure is None:
+            self.reason = reason
+            self.send({ERROR: reason})
+            self._link.end(LinkError(reason))
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message; it is dropped if the link has ended, which `receive` tells."""

@@ -169,6 +169,22 @@ def device_of_rank(device: str, rank: int) -> str:
     return f"{kind}:{int(first or 0) + rank}"
 
 
+def why_no_dp_attention(kernels: str, device: str, *, has_latents: bool) -> str | None:
+    """Return why ranks cannot have requests of their own, whose attention they compute; None if
+    they can."""
+    if not has_latents:
+        return (
+            "it is for latent attention (MLA), of which each rank would have all KV otherwise; KV "
+            "heads of this model are shared out to ranks anyway: leave it off"
+        )
+    if device != "cpu" or kernels != "native":
+        return (
+            f"it needs octavo's native CPU kernels, and these are {kernels} ones on {device} "
+            "(`octavo doctor` says why): leave it off"
+        )
+    return None
+
+
 def why_one_rank(
     kernels: str, device: str, platform: str = sys.platform, *, pp: int = 1
 ) -> str | None:

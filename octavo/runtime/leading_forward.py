@@ -17,12 +17,14 @@ import numpy as np
 
 from octavo.kernels.cpu.program import Program
 from octavo.runtime.forward import KVBlocks
+from octavo.runtime.host_rows import HostRows
 from octavo.runtime.input_batch import BlockTables
 from octavo.runtime.native_forward import NativeForward
 from octavo.runtime.native_kv_cache import NativeCache
 from octavo.runtime.stage_links import StepMessages
 from octavo.runtime.step_words import (
     EXIT,
+    HAS_OWNERS,
     HAS_PARENTS,
     HAS_SINK_WINDOWS,
     HAS_STATES,
@@ -63,6 +65,7 @@ class LeadingCache:
 
     def __init__(self, blocks: KVBlocks, messages: Sender):
         self._blocks, self._messages = blocks, messages
+        self.host: HostRows | None = None  # where ranks share the host blocks
 
     @property
     def num_blocks(self) -> int:
@@ -74,6 +77,8 @@ class LeadingCache:
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
         copies = list(copies)
+        if self.host is not None:
+            self.host.begin_copies()
         self._messages.send(copy_words(copies))
         self._do(partial(self._blocks.copy_blocks, copies))
 
@@ -98,6 +103,7 @@ class LeadingForward(NativeForward):
     """
 
     _tables: RecordedTables
+    kv_cache: LeadingCache
     step_number = 0  # in a pipeline
 
     def __init__(
@@ -114,6 +120,7 @@ class LeadingForward(NativeForward):
         self._messages, self._number = to_group, number
         self.kv_cache = LeadingCache(kv_cache, to_group)
         self._numbers = count(number + 1)
+        self._owned = array("i")  # sequences of each rank, where attention is divided by them
         self._needed = bytearray(-(-len(self._out_rows) // 4) * 4)
         self._needed_at = ctypes.addressof(ctypes.c_char.from_buffer(self._needed))
 
@@ -140,6 +147,7 @@ class LeadingForward(NativeForward):
         flags = HAS_PARENTS if sequences.parents else 0
         flags |= HAS_SINK_WINDOWS if sequences.sink_windows else 0
         flags |= HAS_STATES if self.cache.states is not None else 0
+        flags |= HAS_OWNERS if self._owned else 0
         header = StepHeader(
             number=self.step_number,
             program=self._number,
@@ -169,5 +177,6 @@ class LeadingForward(NativeForward):
         if flags & HAS_STATES:
             words += self._state_source[:num_seqs]
             words += self._state_target[:num_seqs]
+        words += self._owned
         words.extend(self._tables.changes)
         return words

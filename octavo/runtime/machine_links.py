@@ -1,4 +1,4 @@
-"""Messages and hidden states of a pipeline between machines: one `Link` for each follower.
+"""Messages and hidden states of a pipeline between machines: one `Link` for each stage elsewhere.
 
 :class:`SentMessages` and :class:`ReceivedMessages` are the two ends of ``StepMessages``, and
 :class:`MachineLink` is an end of a ``StageLink`` (``stage_links.py``). The bytes are those that
@@ -8,7 +8,8 @@ ranks on one machine read in shared memory::
     ROWS     int32 [2]: number of the step, and its tokens T; then each value, float32 [T, width];
              or the number, -1, and why the step has failed, in bytes
 
-Frames are as long at most as the sizes allow that all ranks were started with. A link that has
+Both ends are the first ranks of their stages; `StageMemory` has what others get from them. Frames
+are as long at most as the sizes allow that all ranks were started with. A link that has
 ended is a rank that has ended: those that wait get PeerEndedError.
 """
 
@@ -24,7 +25,7 @@ from octavo.links.frames import MESSAGE, ROWS, WORDS
 from octavo.links.link import MOST_WAITING, Frame, Link
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.home_connection import error_in
-from octavo.runtime.stage_links import FAILED, StepMessages, check_step, text_words
+from octavo.runtime.stage_links import FAILED, check_step, text_words
 
 _WORD = 4  # bytes, of int32 and float32
 _HEAD_WORDS = 2
@@ -45,26 +46,20 @@ def most_message_bytes(limits: RankLimits, block_size: int) -> int:
 
 
 class SentMessages:
-    """``StepMessages`` at the home rank, to ranks of this machine and of others.
+    """``StepMessages`` at the home rank, to the first rank of each stage on another machine.
 
-    Args:
-        links: to followers on other machines, one each.
-        here: to those of this machine, if there are any.
+    ``links``: to these, one each.
     """
 
-    def __init__(self, links: Sequence[Link], here: StepMessages | None = None):
-        self._links, self._here = links, here
+    room = MOST_WAITING
 
-    @property
-    def room(self) -> int:
-        return MOST_WAITING if self._here is None else min(MOST_WAITING, self._here.room)
+    def __init__(self, links: Sequence[Link]):
+        self._links = links
 
     def pieces(self, num_words: int) -> int:
-        return 1 if self._here is None else self._here.pieces(num_words)
+        return 1
 
     def send(self, words: array[int]) -> None:
-        if self._here is not None:
-            self._here.send(words)
         for link in self._links:
             _sent(link, WORDS, words)
 
@@ -72,13 +67,11 @@ class SentMessages:
         raise AssertionError("the home rank is told nothing")
 
     def abort(self) -> None:
-        if self._here is not None:
-            self._here.abort()
         _abort(*self._links)
 
 
 class ReceivedMessages:
-    """``StepMessages`` at a follower on another machine than the home rank."""
+    """``StepMessages`` at the first rank of a stage on another machine than the home rank."""
 
     room = MOST_WAITING
 
@@ -102,7 +95,7 @@ class ReceivedMessages:
 
 
 class MachineLink:
-    """A ``StageLink`` to a stage on another machine, of one rank.
+    """A ``StageLink`` between the first ranks of two stages, on two machines.
 
     Args:
         receives: the kinds of frames that may come at the end that receives, beside those of

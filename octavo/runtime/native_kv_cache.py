@@ -20,6 +20,7 @@ from octavo.runtime.state_memory import StateMemory
 
 if TYPE_CHECKING:
     from octavo.models.config import KVSpec
+    from octavo.runtime.host_rows import HostMemory
 
 
 class NativeBlocks:
@@ -32,7 +33,7 @@ class NativeBlocks:
     Args:
         own: the layers that this rank has, of ``num_layers``.
         layer_bytes: the size of a block in one layer.
-        limits: no kernel reads the host blocks, which come after those of the pool.
+        limits: the host blocks have the ids after those of the pool, and no kernel reads them.
         states: memory for the recurrent layers, if there are any.
     """
 
@@ -54,8 +55,12 @@ class NativeBlocks:
         if len(own) < num_layers:
             self._groups = self._groups.of_layers(own)
         self.block_bytes = self._groups.layers_per_block * layer_bytes
-        data = lazy_zeros((self.num_blocks + limits.num_host_blocks) * self.block_bytes)
+        data = lazy_zeros(self.num_blocks * self.block_bytes)
         self._data = data.reshape(-1, self._groups.layers_per_block, layer_bytes)
+        self._blocks = data.reshape(-1, self.block_bytes)
+        num_host_bytes = limits.num_host_blocks * self.block_bytes
+        self._host = lazy_zeros(num_host_bytes).reshape(-1, self.block_bytes)
+        self._shared_host: HostMemory | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -64,13 +69,18 @@ class NativeBlocks:
 
     @property
     def memory_range(self) -> tuple[int, int]:
-        """Address and size of all blocks."""
+        """Address and size of the pool."""
         return self._data.ctypes.data, self._data.nbytes
 
     @property
     def host_blocks(self) -> np.ndarray:
         """See :meth:`octavo.runtime.forward.KVBlocks.host_blocks`."""
-        return self._data[self.num_blocks :].reshape(-1, self.block_bytes)
+        return self._host
+
+    def share_host(self, memory: HostMemory) -> None:
+        """Have the host blocks in memory of all ranks, from now on; to be called before any is
+        written."""
+        self._host, self._shared_host = memory.own, memory
 
     @property
     def bytes_per_token(self) -> float:
@@ -84,7 +94,13 @@ class NativeBlocks:
         The order matters: a block may be the destination of one copy and the source of the next.
         """
         for source, target in copies:
-            self._data[target] = self._data[source]
+            self._block(target)[:] = self._block(source)
+        if self._shared_host is not None:
+            self._shared_host.note_copies()
+
+    def _block(self, number: int) -> np.ndarray:
+        num_blocks = self.num_blocks
+        return self._blocks[number] if number < num_blocks else self._host[number - num_blocks]
 
     def wait(self) -> None:
         """See :meth:`octavo.runtime.forward.KVBlocks.wait`."""

@@ -63,7 +63,7 @@ class PipelinedForward:
         self.depth = place.stage.count
         self.program, self.cache, self.limits = program, kv_cache, limits
         self._queue = _HomeQueue(place.messages)
-        self.kv_cache: KVBlocks = _PipelinedCache(self._queue, kv_cache)
+        self.kv_cache: LeadingCache = _PipelinedCache(self._queue, kv_cache)
         self._ends = StageEnds(place, own, program)
         arguments = program, kv_cache, limits, share_prefixes, streams
         first = _Lane(place.messages, None, *arguments)

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, cast
-
-import numpy as np
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, cast
 
 from octavo.core.executor import LogitsObserver
 from octavo.kernels.cpu import abi
@@ -40,8 +38,8 @@ class RunnerProbe:
     def kv_bytes_per_token(self) -> float:
         return self._cache.bytes_per_token
 
-    def expert_tokens(self) -> tuple[int, ...]:
-        return ()
+    def expert_figures(self) -> Mapping[str, Any]:
+        return {}
 
     def expert_loads(self) -> Sequence[Sequence[int]]:
         return ()
@@ -77,12 +75,11 @@ class NativeProbe(RunnerProbe):
             if op != abi.OCT_OP_EMBED
         ]
 
-    def expert_tokens(self) -> tuple[int, ...]:
-        loads = self._program.expert_loads
-        return tuple(np.sum(loads, axis=0).tolist()) if loads else ()
+    def expert_figures(self) -> Mapping[str, Any]:
+        return self._program.expert_counts.figures()
 
     def expert_loads(self) -> Sequence[Sequence[int]]:
-        return cast("list[Sequence[int]]", self._program.expert_loads)
+        return cast("list[Sequence[int]]", list(self._program.expert_counts.loads))
 
     def products(self, arithmetic: str) -> Callable[[int], float]:
         return products(self._library, self._program.pool, arithmetic)

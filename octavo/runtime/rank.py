@@ -12,7 +12,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from octavo.core.batch import Batch, StepOutput
 from octavo.core.executor import Probe, StepHandle
@@ -40,10 +40,14 @@ if TYPE_CHECKING:
 
     from octavo.models.checkpoint import Checkpoint
     from octavo.models.registry import CausalLM
-    from octavo.runtime.followers import Followers
-    from octavo.runtime.remote_followers import RemoteFollowers
 
 Progress = Callable[[int, int], None]
+
+
+class Closable(Protocol):
+    """Something that ends with the engine."""
+
+    def close(self) -> None: ...
 
 
 class Rank:
@@ -63,8 +67,7 @@ class Rank:
         self.runner: ModelRunner | None = None
         self._depths: set[int] = set()
         self._ledger: MemoryLedger | None = None  # of a GPU, once the KV pool exists
-        # Processes of the other ranks.
-        self.followers: Followers | RemoteFollowers | None = None
+        self.followers: Closable | None = None  # processes of the other ranks
 
     @classmethod
     def load(
@@ -109,8 +112,7 @@ class Rank:
         """The capacity beside the loaded weights; on a GPU, valid before the start."""
         ledger = self._open_ledger()
         if ledger is None:
-            free = max(0, machine.memory().available - self._planned_bytes)
-            free = int(free * self.spec.memory_share)
+            free = self.free_bytes
             usual, most = cpu_kv_bytes(free), cpu_kv_most(free)
         else:
             usual = most = ledger.kv_bytes
@@ -125,6 +127,12 @@ class Rank:
             ledger=ledger,
             kv_layers=self._most_kv_layers,
         )
+
+    @property
+    def free_bytes(self) -> int:
+        """This rank's share of a CPU's free memory, beside what the start will allocate."""
+        free = max(0, machine.memory().available - self._planned_bytes)
+        return int(free * self.spec.memory_share)
 
     @property
     def _planned_bytes(self) -> int:

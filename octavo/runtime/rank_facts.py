@@ -1,4 +1,4 @@
-"""Facts that the ranks of an engine on several machines must have in common."""
+"""Facts that processes of an engine, or of a server, on several machines must have in common."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from octavo.links.facts import Facts
 
 
 def software_facts() -> Facts:
-    """Return what this process runs, as far as ranks of other versions would compute, or say,
+    """Return what this process runs, as far as others of other versions would compute, or say,
     something else."""
     return {
         "octavo": __version__,

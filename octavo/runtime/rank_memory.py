@@ -23,15 +23,25 @@ from typing import Any
 from octavo.kernels.cpu.group import ShmGroup
 from octavo.kernels.cpu.library import Library
 from octavo.kernels.parts import Stage
+from octavo.runtime.host_rows import HostFile
 from octavo.runtime.stage_links import PipelinePlace, ShmLink, StepMessages
 
-# The entries of a ticket that are descriptors, where there are any.
-DESCRIPTORS = ("messages", "group", "incoming", "outgoing")
+# The entries of a ticket that are access to memory, where a rank has it.
+SHARED = ("messages", "group", "incoming", "outgoing")
+
+# What the process of a rank is given: objects of JSON.
+Ticket = dict[str, Any]
 
 
-def descriptors(ticket: dict[str, Any]) -> list[int]:
-    """Return the descriptors of a ticket."""
-    return [ticket[name] for name in DESCRIPTORS if ticket[name] is not None]
+def shared(group: ShmGroup | None, place: int, size: int) -> list[int] | None:
+    """Return the entry of a ticket for rank ``place`` of a group; None for none."""
+    return None if group is None else [group.fd, place, size]
+
+
+def descriptors(ticket: Ticket) -> list[int]:
+    """Return the descriptors of a ticket, each once."""
+    host = [] if ticket["host"] is None else [ticket["host"]]
+    return sorted({*host, *(ticket[name][0] for name in SHARED if ticket[name] is not None)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,8 @@ class Membership:
         messages: its end of the messages of steps.
         group: the ranks of its stage; None: it is the only one.
         pipeline: None: there is one stage.
+        local_rank: its number among the ranks of its machine.
+        host: memory for the host KV cache of all ranks; None: each has its own.
     """
 
     rank: int
@@ -50,25 +62,32 @@ class Membership:
     messages: StepMessages
     group: ShmGroup | None
     pipeline: PipelinePlace | None
+    local_rank: int = 0
+    host: HostFile | None = None
 
     @classmethod
-    def attach(cls, ticket: dict[str, Any]) -> Membership:
+    def attach(cls, ticket: Ticket) -> Membership:
         """Open the memory of a ticket, whose descriptors belong to the membership from then on."""
-        rank, tp, pp = ticket["rank"], ticket["tp"], ticket["pp"]
-        place, stage = rank % tp, Stage(pp - 1 - rank // tp, pp)
-        more = {"is_crowded": ticket["is_crowded"]}
-        messages = ShmGroup.attach(ticket["messages"], rank, tp * pp, **more)
-        if pp == 1:
-            return cls(rank, tp, messages, messages, None)
-        group = incoming = outgoing = None
-        if ticket["group"] is not None:
-            group = ShmGroup.attach(ticket["group"], place, tp, **more)
-        if ticket["incoming"] is not None:
-            incoming = ShmLink(ShmGroup.attach(ticket["incoming"], 1 + place, 1 + tp, **more))
-        if ticket["outgoing"] is not None:
-            outgoing = ShmLink(ShmGroup.attach(ticket["outgoing"], 0, 1 + tp, **more))
-        pipeline = PipelinePlace(stage, messages, incoming, outgoing)
-        return cls(rank, tp * pp, messages, group, pipeline)
+        opened: dict[int, ShmGroup] = {}  # by descriptor: some uses have one memory together
+        stage = Stage(*ticket["stage"])
+
+        def group_of(name: str) -> ShmGroup | None:
+            if ticket[name] is None:
+                return None
+            fd, place, size = ticket[name]
+            if fd not in opened:
+                opened[fd] = ShmGroup.attach(fd, place, size, is_crowded=ticket["is_crowded"])
+            return opened[fd]
+
+        messages, group, incoming, outgoing = map(group_of, SHARED)
+        assert messages is not None
+        pipeline = None
+        if not stage.is_whole:
+            links = (None if each is None else ShmLink(each) for each in (incoming, outgoing))
+            pipeline = PipelinePlace(stage, messages, *links)
+        host = None if ticket["host"] is None else HostFile(ticket["host"])
+        numbers = ticket["rank"], ticket["size"]
+        return cls(*numbers, messages, group, pipeline, ticket["local_rank"], host)
 
 
 class RankMemory:
@@ -95,6 +114,7 @@ class RankMemory:
         def create(size: int) -> ShmGroup:
             return ShmGroup.create(size, is_crowded=is_crowded, library=library, **options)
 
+        self.host = HostFile.create()
         self._messages = create(tp * pp)
         self._groups = [create(tp) for _ in range(pp)] if tp > 1 < pp else []
         self._links = [create(1 + tp) for _ in range(pp - 1)]
@@ -102,6 +122,11 @@ class RankMemory:
     @property
     def num_ranks(self) -> int:
         return self._tp * self._pp
+
+    @property
+    def followers(self) -> range:
+        """The ranks that have processes of their own."""
+        return range(1, self.num_ranks)
 
     @property
     def home(self) -> Membership:
@@ -118,20 +143,26 @@ class RankMemory:
         group = self._groups[-1] if self._groups else None
         return Membership(0, self.num_ranks, self._messages, group, pipeline)
 
-    def ticket(self, rank: int) -> dict[str, Any]:
+    def ticket(self, rank: int) -> Ticket:
         """Return what the process of a follower needs to attach: numbers for JSON, among them
         `descriptors` of this process, which it inherits."""
-        stage = self._pp - 1 - rank // self._tp
-        chosen = {
-            "messages": self._messages,
-            "group": self._groups[stage] if self._groups else None,
-            "incoming": self._links[stage - 1] if stage > 0 else None,
-            "outgoing": (
-                self._links[stage] if stage < self._pp - 1 and rank % self._tp == 0 else None
-            ),
+        tp, pp = self._tp, self._pp
+        place, stage = rank % tp, Stage(pp - 1 - rank // tp, pp)
+        sends = place == 0 and not stage.is_last
+        group = self._messages if pp == 1 else self._groups[stage.index] if self._groups else None
+        before = None if stage.is_first else self._links[stage.index - 1]
+        return {
+            "rank": rank,
+            "size": self.num_ranks,
+            "local_rank": rank,
+            "stage": [stage.index, stage.count],
+            "is_crowded": self.is_crowded,
+            "messages": shared(self._messages, rank, self.num_ranks),
+            "group": shared(group, place, tp),
+            "incoming": shared(before, 1 + place, 1 + tp),
+            "outgoing": shared(self._links[stage.index] if sends else None, 0, 1 + tp),
+            "host": self.host.fd,
         }
-        sizes = {"rank": rank, "tp": self._tp, "pp": self._pp, "is_crowded": self.is_crowded}
-        return {**sizes, **{name: group and group.fd for name, group in chosen.items()}}
 
     def abort(self) -> None:
         """End all waiting, of all ranks, for ever. May be called from any thread."""
@@ -142,3 +173,4 @@ class RankMemory:
         """Leave the memory, as the home rank too. May be repeated."""
         for group in (self._messages, *self._groups, *self._links):
             group.close()
+        self.host.close()

@@ -14,6 +14,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -66,6 +67,10 @@ class JsonConnection:
         del self._received[: end + 1]
         message: Message = json.loads(line)
         return message
+
+    def has_come(self, seconds: float) -> bool:
+        """Wait so long for a message, or for the end; return whether one has come."""
+        return b"\n" in self._received or bool(select.select([self], [], [], seconds)[0])
 
     def fileno(self) -> int:
         return self._socket.fileno()

@@ -39,12 +39,13 @@ Message = dict[str, Any]
 
 
 class RemoteFollowers:
-    """Processes on other machines, one for each stage of a pipeline but the last.
+    """Processes on other machines, one for each stage of a pipeline but the last: its first rank.
 
     Args:
         module: whose ``serve`` they run, see `octavo.runtime.remote_rank`.
-        hosts: of ranks 1 and up: of the stage before the last one first.
+        hosts: of the stage before the last one first.
         settings: for all of them; objects of JSON.
+        tp: ranks of each stage. The other ones are started by the first.
         address: of this machine, where they connect to.
 
     Raises:
@@ -57,10 +58,11 @@ class RemoteFollowers:
         hosts: Sequence[Host],
         settings: Message,
         *,
+        tp: int = 1,
         address: Address = LOOPBACK,
         patience: Patience | None = None,
     ):
-        self._ranks = _Ranks()
+        self._ranks = _Ranks(tp)
         self._close = weakref.finalize(self, self._ranks.close)
         try:
             with Listener(address, patience=patience) as listener:
@@ -73,6 +75,11 @@ class RemoteFollowers:
         messages = SentMessages(links)
         last = Stage(len(hosts), len(hosts) + 1)
         self.place = PipelinePlace(last, messages, MachineLink(links[0], MESSAGES))
+
+    @property
+    def names(self) -> list[str]:
+        """The processes as errors name them, in the order of ranks."""
+        return list(self._ranks.names)
 
     @property
     def failure(self) -> EngineError | None:
@@ -106,25 +113,27 @@ class RemoteFollowers:
 
 
 class _Ranks:
-    """The links and processes of ranks 1 and up, by their index: rank 1 is 0."""
+    """The links and processes of the first ranks of stages, by their index: the stage before the
+    last one is 0."""
 
-    def __init__(self) -> None:
+    def __init__(self, tp: int) -> None:
+        self._tp = tp
         self.links: list[Link] = []
         self.failure: Future[EngineError] = Future()
-        self._names: list[str] = []
+        self.names: list[str] = []
         self._processes: list[RemoteProcess] = []
         self._ends: list[Future[str]] = []
         self._first = threading.Lock()  # held from the first end on
 
     def start(self, listener: Listener, hosts: Sequence[Host]) -> None:
         """Start a process on each host, and wait until all have connected."""
-        size = len(hosts) + 1
+        size = self._tp * (len(hosts) + 1)
         invitations: list[Invitation] = []
-        for rank, host in enumerate(hosts, 1):
-            name = f"rank {rank} of {size} on {host.name}"
+        for number, host in enumerate(hosts, 1):
+            name = f"rank {self._tp * number} of {size} on {host.name}"
             invitation = listener.invite(name, software_facts())
             process = host.start(_ARGUMENTS, invitation.ticket.secret_text())
-            self._names.append(name)
+            self.names.append(name)
             self._processes.append(process)
             end: Future[str] = Future()
             self._ends.append(end)
@@ -139,9 +148,9 @@ class _Ranks:
     def join(self, module: str, settings: Message) -> None:
         """Tell all what they are, and connect each with the next one."""
         stages = len(self.links) + 1
-        for rank, link in enumerate(self.links, 1):
-            start = {"rank": rank, "stages": stages, "module": module, "settings": settings}
-            self._send(link, start)
+        for number, link in enumerate(self.links, 1):
+            stage = {"stage": [stages - 1 - number, stages], "tp": self._tp}
+            self._send(link, {**stage, "module": module, "settings": settings})
         tickets = [self.receive(index)["ticket"] for index in range(len(self.links))]
         for link, behind in zip(self.links, [None, *tickets], strict=False):
             self._send(link, {"ticket": behind})
@@ -156,7 +165,7 @@ class _Ranks:
         except LinkError:
             raise self.failure.result() from None
         if ERROR in message:
-            raise PeerEndedError(f"{self._names[index]}: {message[ERROR]}")
+            raise PeerEndedError(f"{self.names[index]}: {message[ERROR]}")
         return message
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The process of a rank on another machine than the home rank: one stage of a pipeline.
+"""The process of the first rank of a stage on another machine than the home rank's.
 
     python -m octavo.runtime.remote_rank
 
@@ -7,7 +7,7 @@ the home rank, and runs ``serve(membership, settings, home)`` of the module that
 ``rank_process.py`` does on the home rank's machine. It ends with its link to the home rank, and
 with the process that has started it::
 
-    home rank    rank, number of stages, module, settings                ->
+    home rank    stage, ranks of each stage, module, settings            ->
                  <-  ticket for the stage before, if there is one
                  ticket of the stage behind, if that is not the home rank  ->
                  ... what `serve` and the home rank say to each other
@@ -81,8 +81,9 @@ def _connect_to_stages(home: Link, start: dict[str, Any], links: ExitStack) -> A
         from octavo.runtime.rank_memory import Membership
         from octavo.runtime.stage_links import PipelinePlace
 
-    rank, num_stages = int(start["rank"]), int(start["stages"])
-    stage = Stage(num_stages - 1 - rank, num_stages)
+    stage, tp = Stage(*start["stage"]), int(start["tp"])
+    num_stages = stage.count
+    rank = (num_stages - 1 - stage.index) * tp
 
     def joined(link: Link) -> Link:
         links.callback(link.close)
@@ -96,13 +97,13 @@ def _connect_to_stages(home: Link, start: dict[str, Any], links: ExitStack) -> A
     else:
         listener = Listener(Address(home.local_host))
         links.callback(listener.close)
-        before = f"rank {rank + 1}"
+        before = f"rank {rank + tp}"
         invitation = listener.invite(before, stage_facts(num_stages, stage.index - 1))
         home.send_message({"ticket": invitation.ticket.secret_text()})
     behind = home.receive_message()["ticket"]
     if behind is not None:
         facts = stage_facts(num_stages, stage.index)
-        link = connect(parse_ticket(behind), facts, purpose=f"rank {rank - 1}")
+        link = connect(parse_ticket(behind), facts, purpose=f"rank {rank - tp}")
         outgoing = MachineLink(joined(link))
     if not stage.is_first:
         link = joined(invitation.wait(_SECONDS_TO_CONNECT))
@@ -110,7 +111,7 @@ def _connect_to_stages(home: Link, start: dict[str, Any], links: ExitStack) -> A
         listener.close()
     messages = ReceivedMessages(home)
     place = PipelinePlace(stage, messages, incoming, outgoing)
-    return Membership(rank, num_stages, messages, None, place)
+    return Membership(rank, num_stages * tp, messages, None, place)
 
 
 def _end_soon(why: LinkError) -> None:

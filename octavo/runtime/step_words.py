@@ -8,6 +8,7 @@ knows no requests and no sampling. The same words serve ranks on one machine and
               KV lengths [S], rows of tables [S], rows of the head [R],
               which of these need logits, in bytes [R],
               parents [T], sink windows [S, 6], state slots [2, S]     where there are any
+              sequences of each rank [ranks]      where attention is divided by sequences
               changes of tables: (group, row, first, count, entries ...)
     COPY      pairs of blocks, from and to
     MOVE      target slot, number of sources, sources ..., block table ...
@@ -27,7 +28,7 @@ import numpy as np
 
 STEP, COPY, MOVE, EXIT = range(1, 5)
 
-HAS_PARENTS, HAS_SINK_WINDOWS, HAS_STATES = 1, 2, 4
+HAS_PARENTS, HAS_SINK_WINDOWS, HAS_STATES, HAS_OWNERS = 1, 2, 4, 8
 SINK_WINDOW_WORDS = 6
 
 

@@ -64,6 +64,7 @@ def serve(
     if settings.api_key or settings.admin_key:
         _log.warning("%s", VISIBLE_KEYS_WARNING)
     _refuse_idle_settings(args, settings)
+    args.check_server()
     path = hub.resolve(args.model)
     args = open_source(path, args.model_impl).settings(args)
     with (

@@ -144,6 +144,7 @@ class OctavoServer:
             self._observers,
             caches_prefixes=args.enable_prefix_caching,
             num_prefill=args.prefill_replicas,
+            links_kv=args.distributed is not None,
             prefill_rule=None if most_local is None else LongerThan(most_local),
             **options,
         )

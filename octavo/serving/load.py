@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo import __version__, hub
 from octavo.assembly.engine import build_engine
@@ -18,6 +20,7 @@ from octavo.base.optional_deps import need_torch
 from octavo.runtime.capacity import Capacity, RankLimits, RankSpec
 from octavo.runtime.layout import AUTO
 from octavo.serving.one_rank import OneRank
+from octavo.serving.stage_seconds import stage_seconds
 from octavo.serving.text_engine import TextEngine
 from octavo.settings.engine import (
     EngineArgs,
@@ -28,7 +31,7 @@ from octavo.settings.engine import (
     resolve,
 )
 from octavo.sources.open import notes_folder, open_source
-from octavo.speculation.drafter import Drafter, TargetModel
+from octavo.speculation.drafter import TargetModel
 from octavo.speculation.drafters import acceptance_of, check_pipelined, open_drafter
 from octavo.system.machine import cpu, has_gpu_driver, keep_openmp_patient
 
@@ -37,8 +40,9 @@ if TYPE_CHECKING:
     from octavo.core.executor import Executor
     from octavo.core.host_kv_cache import RestoreRule
     from octavo.core.step_meter import StepMeter
+    from octavo.links.facts import Facts
     from octavo.models.config import ModelConfig
-    from octavo.offload.open_peers import TransferFiles
+    from octavo.offload.open_peers import Transfer
     from octavo.offload.peer_storage import PeerStorage
     from octavo.runtime.rank import Rank
     from octavo.sources.source import ModelSource
@@ -81,7 +85,7 @@ def load_engine(
     is_replica: bool = False,
     around_executor: Callable[[Executor], Executor] | None = None,
     meter: StepMeter | None = None,
-    transfer: TransferFiles | None = None,
+    transfer: Transfer | None = None,
 ) -> LoadedEngine:
     """Find and load a model, and make its engine.
 
@@ -112,7 +116,7 @@ def _load_engine(
     is_served: bool,
     around_executor: Callable[[Executor], Executor] | None,
     meter: StepMeter | None,
-    transfer: TransferFiles | None,
+    transfer: Transfer | None,
     on_error: ExitStack,
 ) -> LoadedEngine:
     import octavo.runtime.rank  # noqa: F401  (and numpy: all models need them)
@@ -141,7 +145,7 @@ def _load_engine(
         _check_speculation(model_config)
         drafter = open_drafter(speculation, TargetModel(rank, spec, model_config, tokenizer))
     phases.end("weights")
-    capacity = _with_draft_kv(rank.capacity, drafter)
+    capacity = ranks.capacity(rank, 0 if drafter is None else drafter.kv_bytes_per_token)
     config = resolve(args, capacity)
     limits = _rank_limits(config)
     ranks.start(rank, limits)
@@ -151,12 +155,17 @@ def _load_engine(
         from octavo.serving.expert_files import save_at_the_end
 
         save_at_the_end(args.save_expert_loads, model_config, rank)
-    proposer = drafter.start(limits) if drafter is not None else None
-    store, peers = _open_store(config, spec, rank, model_config, source.path, transfer)
+    # A drafter's own KV is of the requests of all ranks.
+    of_all = replace(limits, num_blocks=config.cache.num_blocks)
+    proposer = drafter.start(of_all) if drafter is not None else None
+    store, peers = _open_store(config, ranks, rank, model_config, source.path, transfer)
     executor: Executor = rank
     if around_executor is not None:
         executor = around_executor(executor)
-    engine = build_engine(config, executor, proposer=proposer, store=store, meter=meter)
+    chunks = stage_seconds(rank, model_config, spec.device)
+    engine = build_engine(
+        config, executor, proposer=proposer, store=store, meter=meter, stage_seconds=chunks
+    )
     phases.end("program")
     eos_token_ids = {*tokenizer.stop_token_ids, *model_config.eos_token_ids}
     info = {
@@ -171,6 +180,8 @@ def _load_engine(
         **({} if spec.part.is_whole else {"tensor_parallel_size": spec.part.size}),
         **({} if spec.stage.is_whole else {"pipeline_parallel_size": spec.stage.count}),
         **({} if spec.experts is None else {"enable_expert_parallel": True}),
+        **({"enable_dp_attention": True} if spec.by_sequences else {}),
+        **ranks.info,
     }
     text_engine = TextEngine(engine, tokenizer, model_config.vocab_size, eos_token_ids, config.seed)
     return LoadedEngine(config, text_engine, model_config, info, phases.seconds, ranks, peers)
@@ -222,6 +233,7 @@ def _rank_spec(args: EngineArgs, model: ModelConfig, path: Path, packed_folder: 
         batch_invariant=args.batch_invariant,
         shared_prefix_decode=args.shared_prefix_decode,
         has_drafts=args.speculation() is not None,
+        start_timeout=args.start_timeout,
         max_num_seqs=default_num_seqs(args, device),
         max_model_len=args.asked_model_len,
         max_num_batched_tokens=default_step_tokens(
@@ -242,6 +254,8 @@ def _open_ranks(
     asked, num_stages = args.tensor_parallel_size, args.pipeline_parallel_size
     if asked == AUTO and spec.device != "cpu":
         asked = 1
+    if args.enable_dp_attention:
+        spec = replace(spec, by_sequences=True)
     place_experts = None
     if args.enable_expert_parallel:
         from octavo.serving.expert_files import placement_of
@@ -250,15 +264,14 @@ def _open_ranks(
         if asked == 1:
             raise ConfigError(f"enable_expert_parallel: on {spec.device} a model is on one device")
     if asked == num_stages == 1:
-        return OneRank(spec)
+        return OneRank(replace(spec, by_sequences=False))
     if num_stages > 1 and (speculation := args.speculation()) is not None:
         check_pipelined(speculation)
     if args.stage_command:
         from octavo.serving.remote_stages import open_remote_stages
 
-        return open_remote_stages(
-            args.stage_command, args.stage_address, spec, model, args.model_impl
-        )
+        where = args.stage_command, args.stage_address
+        return open_remote_stages(asked, *where, spec, model, args.model_impl, place_experts)
     from octavo.serving.rank_group import open_ranks
 
     return open_ranks(
@@ -277,7 +290,7 @@ def _memory_info(capacity: Capacity, config: EngineConfig) -> dict[str, Any]:
 def _rank_limits(config: EngineConfig) -> RankLimits:
     scheduler = config.scheduler
     return RankLimits(
-        num_blocks=config.cache.num_blocks,
+        num_blocks=config.cache.blocks_of_pool,
         max_num_seqs=scheduler.max_num_seqs,
         max_model_len=scheduler.max_model_len,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
@@ -289,63 +302,83 @@ def _rank_limits(config: EngineConfig) -> RankLimits:
 
 def _open_store(
     config: EngineConfig,
-    spec: RankSpec,
+    ranks: OneRank,
     rank: Rank,
     model: ModelConfig,
     path: Path,
-    transfer: TransferFiles | None,
+    transfer: Transfer | None,
 ) -> tuple[BlockStore | None, PeerStorage | None]:
     """Return the store of blocks that are evicted from a rank's pool, and what stands behind it if
     that is other replicas; None for none."""
     cache = config.cache
     if cache.offload is None:
         return None, None
-    if cache.offload.is_transferred and spec.num_ranks > 1:
-        raise ConfigError(
-            "prefill_replicas: a replica would pass on the KV of one of its "
-            f"{spec.num_ranks} ranks alone; leave tensor_parallel_size and "
-            "pipeline_parallel_size at 1"
-        )
-    if cache.offload.folder is not None and spec.num_ranks > 1:
-        setting = "pipeline" if spec.part.is_whole else "tensor"
-        raise ConfigError(
-            f"kv_offload to {cache.offload.folder}: its files would have the KV of one of "
-            f"{spec.num_ranks} ranks; give a size of host memory alone, or "
-            f"{setting}_parallel_size=1"
-        )
-    from octavo.offload.kv_identity import identity_of
     from octavo.offload.open_store import open_store
     from octavo.offload.restore_rule import predicted_rule
 
-    def identity() -> bytes:
-        kernels = rank.kernels, rank.isa, spec.device, spec.dtype, spec.activations
-        kept = cache.dtype, cache.block_size, cache.groups
-        return identity_of(path, f"{__version__} {kernels} {kept} {model}")
+    content = _KVContent(config, ranks.spec, rank, model, path)
 
     def rule() -> RestoreRule:
         return predicted_rule(model, rank.probe(), config.scheduler)
 
-    rows = [memoryview(row) for row in rank.host_blocks]
+    # What stays in host memory is copied there and back by each rank alone.
+    leaves = cache.offload.is_transferred or cache.offload.folder is not None
+    rows = ranks.whole_rows(rank) if leaves else [memoryview(row) for row in rank.host_blocks]
     if transfer is not None:
         from octavo.core.host_kv_cache import HostKVCache
-        from octavo.offload.open_peers import open_peers
 
-        peers = open_peers(transfer, rows, identity())
+        peers = transfer.open(rows, content)
         host = HostKVCache(
             *(cache.num_blocks, len(rows), cache.block_size, len(rows[0])),
             *(peers, rule(), cache.windows),
         )
         return host, peers
     sizes = cache.num_blocks, cache.block_size, cache.windows
-    return open_store(cache.offload, rows, *sizes, identity, rule), None
+    return open_store(cache.offload, rows, *sizes, content.identity, rule), None
 
 
-def _with_draft_kv(capacity: Capacity, drafter: Drafter | None) -> Capacity:
-    """Return the capacity where each token of the pool also has KV of a drafter."""
-    if drafter is None:
-        return capacity
-    total = capacity.kv_bytes_per_token + drafter.kv_bytes_per_token
-    return replace(capacity, kv_bytes_per_token=total)
+class _KVContent(NamedTuple):
+    """The model and the software that KV depends on; see ``offload/open_peers.py``."""
+
+    config: EngineConfig
+    spec: RankSpec
+    rank: Rank
+    model: ModelConfig
+    path: Path
+
+    def identity(self) -> bytes:
+        from octavo.offload.kv_identity import identity_of
+
+        return identity_of(self.path, f"{__version__} {self._kernels} {self._kept} {self.model}")
+
+    def facts(self) -> Facts:
+        from octavo.serving.model_content import fingerprint
+
+        # The name of a model is the user's, and so is its folder.
+        of_model = replace(self.model, name="")
+        return {
+            "octavo": __version__,
+            "byte order": sys.byteorder,
+            "kernels": " ".join(map(str, self._kernels)),
+            "KV": f"{self.config.cache.dtype}, {self.config.cache.block_size} tokens a block",
+            "layout": f"{self.spec.part.size} ranks, {self.spec.stage.count} stages",
+            "layers": _digest(f"{self.config.cache.groups} {of_model}"),
+            **fingerprint(self.path),
+        }
+
+    @property
+    def _kernels(self) -> tuple[object, ...]:
+        spec = self.spec
+        return self.rank.kernels, self.rank.isa, spec.device, spec.dtype, spec.activations
+
+    @property
+    def _kept(self) -> tuple[object, ...]:
+        cache, layout = self.config.cache, (self.spec.part.size, self.spec.stage.count)
+        return cache.dtype, cache.block_size, cache.groups, *(() if layout == (1, 1) else layout)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _choose_device(asked: str) -> str:

@@ -1,43 +1,108 @@
-"""A digest of what a model's files contain, by which two machines know that they have the same."""
+"""The fingerprint of a model's files, by which processes know that they have the same model.
+
+    fingerprint(path)     {"digest of the model's settings": "5f0c...", ...}
+
+Where the files lie, and when they were written, does not matter. Each part is a SHA-256, so that a
+difference says what differs:
+
+    settings    config, tokenizer and chat templates: all files of JSON and of Jinja, whole
+    tables      what weight files say of their tensors, whole: names, types, shapes and places; in
+                GGUF files also the config and the tokenizer
+    weights     of each tensor the first, middle and last page, and of long ones a piece of each
+                four MiB besides
+
+All of a file would take as long as loading it. So what is not found is a change of some weights
+between these pieces alone, as of a few rows of a matrix: another training changes all, and another
+quantization changes tables too.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from octavo.base.model_files import split_parts
 
-# A piece of each so many bytes is read, since reading all would take as long as loading; so any
-# matrix of that size has a part in the digest.
+Fingerprint = dict[str, str]
+
+_PAGE_BYTES = 4096
 _EACH_BYTES, _PIECE_BYTES = 4 << 20, 1 << 16
-_WEIGHTS = (".safetensors", ".gguf", ".bin")
-_SETTINGS = {"config.json", "quantize_config.json", "hf_quant_config.json"}
+_SETTINGS = (".json", ".jinja")
+_TEMPLATES = "additional_chat_templates"
+# Of an engine folder, whose manifest has the digests of all bytes of these.
+_PACKED = (".packed", ".bin")
+_NUM_DIGITS = 32
+
+Place = tuple[int, int]  # of a tensor in its file: offset and number of bytes
 
 
-def model_content(path: Path) -> str:
-    """Return the digest of a model, a file or a folder: of its weights and of what says how they
-    are read. Where the files lie, and when they were written, does not matter.
+def fingerprint(path: Path) -> Fingerprint:
+    """Return the fingerprint of a model, a folder or a GGUF file, by its parts.
 
     Raises:
-        OSError: a file cannot be read.
+        ModelFileError: a file of weights is damaged. OSError: one cannot be read.
     """
-    digest = hashlib.sha256()
+    settings, tables, weights = (hashlib.sha256() for _ in range(3))
     for file in _files_of(path):
+        if file.suffix in _SETTINGS:
+            _add(settings, file.name.encode(), file.read_bytes())
+            continue
+        places = list(_places_in(file))
+        size = file.stat().st_size
         with open(file, "rb") as opened:
-            size = file.stat().st_size
-            digest.update(f"{file.suffix}\0{size}\0".encode())
-            for begin in (*range(0, size, _EACH_BYTES), max(0, size - _PIECE_BYTES)):
-                opened.seek(begin)
-                digest.update(opened.read(_PIECE_BYTES))
-    return digest.hexdigest()
+            begin = min((offset for offset, _ in places), default=0)
+            _add(tables, file.suffix.encode(), size.to_bytes(8, "little"), opened.read(begin))
+            for offset, num_bytes in places:
+                for piece in _pieces(offset, num_bytes):
+                    _add(weights, _read(opened, *piece))
+    named = (("settings", settings), ("tables", tables), ("weights", weights))
+    return {f"digest of the model's {name}": part.hexdigest()[:_NUM_DIGITS] for name, part in named}
 
 
-def _files_of(path: Path) -> Iterable[Path]:
+def _files_of(path: Path) -> Iterator[Path]:
     """Yield the files that count, in the order of their names."""
     if not path.is_dir():
         yield from (path.parent / name for name in split_parts(path.name))
         return
-    for file in sorted(path.iterdir()):
-        if file.is_file() and (file.suffix in _WEIGHTS or file.name in _SETTINGS):
-            yield file
+    for folder in (path, path / _TEMPLATES):
+        for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if file.is_file() and file.suffix in (*_SETTINGS, ".safetensors", ".gguf", *_PACKED):
+                yield file
+
+
+def _places_in(file: Path) -> Iterator[Place]:
+    """Yield the places of the tensors of a file; one place for a file that has no table."""
+    if file.suffix == ".safetensors":
+        from octavo.models.safetensors import SafetensorsFile
+
+        yield from SafetensorsFile(file).places
+    elif file.suffix in _PACKED:
+        yield 0, file.stat().st_size
+    else:
+        from octavo.models.gguf import GGUFFile
+
+        with GGUFFile(file) as opened:
+            yield from [(tensor.offset, tensor.num_bytes) for tensor in opened.tensors.values()]
+
+
+def _pieces(offset: int, num_bytes: int) -> Iterator[Place]:
+    """Yield the places of a tensor's pieces."""
+    page = min(_PAGE_BYTES, num_bytes)
+    for begin in (0, (num_bytes - page) // 2, num_bytes - page):
+        yield offset + begin, page
+    for begin in range(_EACH_BYTES, num_bytes, _EACH_BYTES):
+        yield offset + begin, min(_PIECE_BYTES, num_bytes - begin)
+
+
+def _read(opened: BinaryIO, offset: int, num_bytes: int) -> bytes:
+    opened.seek(offset)
+    return opened.read(num_bytes)
+
+
+def _add(digest: hashlib._Hash, *parts: bytes) -> None:
+    """Add parts, each with its length, so that none can pass for two others."""
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)

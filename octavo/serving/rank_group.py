@@ -18,11 +18,21 @@ from octavo.kernels.sum_division import SLICES
 from octavo.runtime.backends import why_not_fused, why_not_native
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.followers import Followers
-from octavo.runtime.layout import RankBounds, device_of_rank, resolve_ranks, why_one_rank
+from octavo.runtime.host_rows import HostMemory, HostRows
+from octavo.runtime.layout import (
+    RankBounds,
+    device_of_rank,
+    resolve_ranks,
+    why_no_dp_attention,
+    why_one_rank,
+)
+from octavo.runtime.leading_forward import LeadingForward
+from octavo.runtime.pipelined_forward import PipelinedForward
 from octavo.runtime.rank_memory import RankMemory
 from octavo.runtime.rank_process import Message
 from octavo.serving.expert_files import PlaceExperts, num_experts_of
 from octavo.serving.one_rank import OneRank
+from octavo.serving.stage_ranks import warn_if_crowded
 from octavo.system import machine, numa
 from octavo.system.machine import usable_memory_bytes
 
@@ -79,11 +89,15 @@ def open_ranks(
     Raises:
         ConfigError: so many cannot be, or a process cannot be started.
     """
-    kernels = _kernels_of(spec, model)
+    kernels = kernels_of(spec, model)
     is_cpu = spec.device == "cpu"
+    if spec.by_sequences:
+        has_latents = model.latent is not None
+        if reason := why_no_dp_attention(kernels, spec.device, has_latents=has_latents):
+            raise ConfigError(f"enable_dp_attention: {model.name}: {reason}")
     bounds = RankBounds(
         model=model.name,
-        num_heads=model.fewest_heads,
+        num_heads=None if spec.by_sequences else model.fewest_heads,
         num_experts=None if place_experts is None else num_experts_of(model),
         num_layers=model.num_layers,
         # Who gives more threads wants more; replicas may be more than there are cores.
@@ -96,25 +110,40 @@ def open_ranks(
     )
     nodes = numa.nodes() if is_cpu else ()
     size = resolve_ranks(asked, bounds, numa.auto_ranks(nodes) if is_cpu else 1, num_stages)
-    if place_experts is not None:
-        if kernels == "fused":
-            raise ConfigError(
-                "enable_expert_parallel: ranks whose results are added up have some rows of every "
-                "expert; leave it off with these kernels"
-            )
-        if size == 1:
-            _log.warning("enable_expert_parallel: a layer has one rank, which has all its experts")
-        else:
-            spec = dataclasses.replace(spec, experts=place_experts(size))
+    spec = with_experts(spec, place_experts, size, kernels)
     num_ranks = size * num_stages
     if num_ranks == 1:
-        return OneRank(spec)
+        if spec.by_sequences:
+            _log.warning("enable_dp_attention: there is one rank, which has all requests")
+        return OneRank(dataclasses.replace(spec, by_sequences=False))
     num_threads = None if spec.threads is None else max(spec.threads, num_ranks)
     places = numa.places(num_ranks, nodes, num_threads)
     return RankGroup(places, size, num_stages, spec, model_impl, adds_up=kernels == "fused")
 
 
-def _kernels_of(spec: RankSpec, model: ModelConfig) -> str:
+def with_experts(
+    spec: RankSpec, place_experts: PlaceExperts | None, size: int, kernels: str
+) -> RankSpec:
+    """Return the specification of one of ``size`` ranks of a layer, with the places of whole
+    experts if they have some.
+
+    Raises:
+        ConfigError: ranks of these kernels cannot have whole ones.
+    """
+    if place_experts is None:
+        return spec
+    if kernels == "fused":
+        raise ConfigError(
+            "enable_expert_parallel: ranks whose results are added up have some rows of every "
+            "expert; leave it off with these kernels"
+        )
+    if size == 1:
+        _log.warning("enable_expert_parallel: a layer has one rank, which has all its experts")
+        return spec
+    return dataclasses.replace(spec, experts=place_experts(size))
+
+
+def kernels_of(spec: RankSpec, model: ModelConfig) -> str:
     """Return the kernels that will run a model, as far as is known before it is loaded."""
     if spec.kernels != "auto":
         return spec.kernels
@@ -149,18 +178,15 @@ class RankGroup(OneRank):
         *,
         adds_up: bool = False,
     ):
-        num_threads = sum(place.num_threads for place in places)
         num_cores = usable_threads() * spec.memory_share  # other replicas have the rest
-        if is_crowded := num_threads > num_cores:
-            _log.warning(
-                "%d ranks have %d threads for %.3g cores, so they wait for each other: lower "
-                "%s, or threads",
-                *(len(places), num_threads, num_cores),
-                "tensor_parallel_size" if num_stages == 1 else "pipeline_parallel_size",
-            )
+        setting = "tensor_parallel_size" if num_stages == 1 else "pipeline_parallel_size"
+        is_crowded = warn_if_crowded(places, num_cores, setting)
         memory = RankMemory(size, num_stages, is_crowded=is_crowded)
         membership = memory.home
         own = places[0]
+        self._memory = memory
+        self._num_host_blocks = 0
+        self._rows: HostRows | None = None
         self._adds_up = adds_up
         if adds_up:
             folder = Path(tempfile.mkdtemp(prefix="octavo-ranks-"))
@@ -181,7 +207,7 @@ class RankGroup(OneRank):
             "meeting_point": str(spec.meeting_point) if adds_up else None,
             "places": [dataclasses.asdict(place) for place in places],
         }
-        self._followers = Followers(_FOLLOWER, memory, settings)
+        self._followers = Followers(_FOLLOWER, memory, settings, patience_s=spec.start_timeout)
         own.pin()
         if adds_up:
             self._followers.send({"load": True})
@@ -208,8 +234,15 @@ class RankGroup(OneRank):
 
     def start(self, rank: Rank, limits: RankLimits) -> None:
         self._receive()  # all have loaded
-        depths = sorted(rank.kept_depths)
-        self._followers.send({"limits": dataclasses.asdict(limits), "depths": depths})
+        # Those that add up have KV caches of PyTorch.
+        self._num_host_blocks = 0 if self._adds_up else limits.num_host_blocks
+        self._followers.send(
+            {
+                "limits": dataclasses.asdict(limits),
+                "depths": sorted(rank.kept_depths),
+                "shares_host": self._num_host_blocks > 0,
+            }
+        )
 
     def wait_until_started(self, rank: Rank) -> None:
         """Return when all ranks can take steps, and give the followers to rank 0.
@@ -217,12 +250,35 @@ class RankGroup(OneRank):
         Raises:
             ConfigError: a follower could not load or start; with its last words.
         """
-        self._receive()
+        answers = self._receive()
+        if self._num_host_blocks:
+            self._share_host(rank, [int(answer["block_bytes"]) for answer in answers])
         rank.followers = self._followers
 
-    def _receive(self) -> None:
+    def _share_host(self, rank: Rank, others: Sequence[int]) -> None:
+        """Have the host blocks of all ranks in one memory.
+
+        ``others``: the bytes of a block in ranks 1 and up.
+        """
+        forward = rank.forward
+        assert isinstance(forward, LeadingForward | PipelinedForward)
+        part_bytes = [forward.cache.block_bytes, *others]
+        memory = HostMemory(self._memory.host, 0, part_bytes, self._num_host_blocks)
+        forward.cache.share_host(memory)
+        self._rows = forward.kv_cache.host = HostRows(memory)
+        self._followers.send({"part_bytes": part_bytes})
+
+    def whole_rows(self, rank: Rank) -> Sequence[memoryview]:
+        if self._rows is None:
+            raise ConfigError(
+                f"{self._setting}: ranks of PyTorch's kernels, or of GPUs, have KV in memory of "
+                "their own: leave out kv_offload and prefill_replicas, or set it to 1"
+            )
+        return self._rows
+
+    def _receive(self) -> list[Message]:
         try:
-            self._followers.receive()
+            return self._followers.receive()
         except PeerEndedError as error:
             raise ConfigError(f"{self._setting}: {error}") from error
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import InitVar, dataclass
 from pathlib import Path
@@ -24,8 +25,8 @@ from octavo.core.sink_window import DEFAULT_SINKS, SinkWindowRules
 from octavo.core.state_slots import least_slots, slots_per_request
 from octavo.links.ticket import parse_address
 from octavo.models.kv_groups import KVGroups
-from octavo.runtime.capacity import Capacity
-from octavo.runtime.layout import AUTO, parse_ranks
+from octavo.runtime.capacity import Capacity, MachineShare
+from octavo.runtime.layout import parse_ranks
 from octavo.settings.kv_offload import HOST_CACHE_TOKENS, OffloadConfig, default_host_blocks
 from octavo.settings.replica_range import ReplicaRange, parse_replicas
 from octavo.settings.speculation import METHOD_CHOICES, SpeculativeConfig
@@ -125,7 +126,10 @@ class EngineArgs:
     )
     block_size: int = option(16, "tokens of a KV block", least=1)
     num_blocks: int | None = option(
-        None, "blocks of the KV pool; default: what memory allows", least=1
+        None,
+        "blocks of the KV pool; default: what memory allows. Of each rank's, with "
+        "enable_dp_attention",
+        least=1,
     )
     kv_cache_memory: int | str | None = option(None, "memory of the KV pool, such as 4GiB")
     gpu_memory_utilization: float = option(
@@ -200,13 +204,19 @@ class EngineArgs:
     stage_command: tuple[str, ...] = option(
         (),
         "command that reaches python on another machine, such as 'ssh node-2 "
-        "/opt/octavo/bin/python': a stage of the pipeline is run there; once for each stage but "
-        "the last one, in their order",
+        "/opt/octavo/bin/python': a stage of the pipeline is run there, with all its ranks; once "
+        "for each stage but the last one, in their order",
     )
     stage_address: str | None = option(
         None,
         "address of this machine that these stages connect to, HOST or HOST:PORT; default: "
         "loopback, which no other machine reaches",
+    )
+    start_timeout: float = option(
+        120.0,
+        "seconds for which a rank of tensor_parallel_size or pipeline_parallel_size may do nothing "
+        "while the engine starts, before the start is given up; 0 is any time",
+        least=0.0,
     )
     data_parallel_size: int | str = option(
         1,
@@ -240,6 +250,12 @@ class EngineArgs:
         False,
         "each of the tensor_parallel_size ranks has whole experts of a model that has some, in "
         "place of some rows of every expert",
+    )
+    enable_dp_attention: bool = option(
+        False,
+        "each of the tensor_parallel_size ranks computes the attention of its own requests and "
+        "keeps their KV alone, so that all of them hold as many times the tokens; of models with "
+        "latent attention (MLA, such as DeepSeek)",
     )
     expert_placement: str | None = option(
         None,
@@ -318,6 +334,7 @@ class EngineArgs:
         self._check_sink_windows()
         self._check_stages()
         self._check_experts()
+        self._check_dp_attention()
 
     @property
     def asked_model_len(self) -> int | None:
@@ -386,12 +403,6 @@ class EngineArgs:
                 f"here: pipeline_parallel_size must be {len(commands) + 1}, not "
                 f"{self.pipeline_parallel_size}"
             )
-        if self.tensor_parallel_size != 1:
-            raise ConfigError(
-                f"tensor_parallel_size={self.tensor_parallel_size}: the ranks that share a layer "
-                "meet four times in it, which takes them longer over a network than the layer "
-                "itself: leave it at 1, and give more stages, or more threads to each"
-            )
         if self.replicas.most > 1:
             raise ConfigError(
                 f"data_parallel_size={self.data_parallel_size}: replicas would share the machines "
@@ -409,6 +420,11 @@ class EngineArgs:
                 f"save_expert_loads: {self.replicas.most} replicas would write the same file; "
                 "save those of one engine, with data_parallel_size=1"
             )
+        if self.save_expert_loads is not None and self.pipeline_parallel_size > 1:
+            raise ConfigError(
+                "save_expert_loads: of a pipeline, the last stage's layers alone would be saved; "
+                "save them with pipeline_parallel_size=1: a placement serves any number of stages"
+            )
         if self.expert_placement is not None and not self.enable_expert_parallel:
             raise ConfigError(
                 "expert_placement is of enable_expert_parallel, which is off: turn it on, or leave "
@@ -420,6 +436,36 @@ class EngineArgs:
                 "tensor_parallel_size, which is 1: raise it, or leave experts together"
             )
 
+    def _check_dp_attention(self) -> None:
+        """Raise ConfigError where attention cannot be divided by requests, whatever the model."""
+        if not self.enable_dp_attention:
+            return
+        speculation = self.speculation()
+        for cannot_be, why in (
+            (
+                self.tensor_parallel_size == 1,
+                "the ranks that have requests of their own are those of tensor_parallel_size, "
+                "which is 1: raise it, or leave this off",
+            ),
+            (
+                self.pipeline_parallel_size > 1,
+                f"not with pipeline_parallel_size={self.pipeline_parallel_size}: stages of such "
+                "ranks are not there; leave it at 1",
+            ),
+            (
+                bool(self.swap_space or self.kv_offload or self.prefill_replicas),
+                "evicted KV of one rank's pool is not kept for the others: leave out swap_space, "
+                "kv_offload and prefill_replicas",
+            ),
+            (
+                speculation is not None and speculation.method == "early_exit",
+                "the first layers cannot draft by themselves for requests of several ranks: choose "
+                "another method of speculation than early_exit",
+            ),
+        ):
+            if cannot_be:
+                raise ConfigError(f"enable_dp_attention: {why}")
+
     def _check_roles(self) -> None:
         """Raise ConfigError if prompts and answers cannot be computed apart."""
         if not self.prefill_replicas:
@@ -427,30 +473,15 @@ class EngineArgs:
                 raise ConfigError("kv_buffer_size means nothing without prefill_replicas")
             return
         asked = f"prefill_replicas={self.prefill_replicas}"
-        if self.replicas.is_elastic or self.distributed is not None:
+        if self.replicas.is_elastic:
             raise ConfigError(
-                f"{asked}: replicas with roles neither come and go, nor are they placed by "
-                "distributed: give one number as data_parallel_size, and leave distributed out"
-            )
-        if self.prefill_replicas >= self.replicas.least:
-            raise ConfigError(
-                f"{asked} of data_parallel_size={self.data_parallel_size} replicas leaves none for "
-                f"answers: set data_parallel_size to {self.prefill_replicas + 1} or more"
+                f"{asked}: replicas with roles do not come and go: give one number as "
+                "data_parallel_size"
             )
         if not self.enable_prefix_caching:
             raise ConfigError(f"{asked}: KV is found by its prefix: leave enable_prefix_caching on")
         if self.kv_offload is not None:
             raise ConfigError(f"{asked} and kv_offload do not go together: leave out one of them")
-        if self.tensor_parallel_size not in (1, AUTO):
-            raise ConfigError(
-                f"{asked} and tensor_parallel_size={self.tensor_parallel_size} do not go together: "
-                "each rank has a part of the KV, and one would pass on its own alone; leave it at 1"
-            )
-        if self.pipeline_parallel_size > 1:
-            raise ConfigError(
-                f"{asked} and pipeline_parallel_size={self.pipeline_parallel_size} do not go "
-                "together: each stage has a part of the KV; leave it at 1"
-            )
         self.kv_buffer_bytes  # noqa: B018 - checks it
 
     @property
@@ -470,8 +501,23 @@ class EngineArgs:
         """True if a server has its engines behind a router, be it one of them or many."""
         return self.replicas.most > 1 or self.distributed is not None
 
+    def check_server(self) -> None:
+        """Raise ConfigError if a server with these settings would have no replica for answers. An
+        engine that one has placed knows those alone that share its machine."""
+        if self.prefill_replicas >= self.replicas.least:
+            raise ConfigError(
+                f"prefill_replicas={self.prefill_replicas} of data_parallel_size="
+                f"{self.data_parallel_size} replicas leaves none for answers: set "
+                f"data_parallel_size to {self.prefill_replicas + 1} or more"
+            )
+
     def refuse_replicas(self) -> None:
         """Raise ConfigError if several replicas are asked for, where there is one engine."""
+        if self.prefill_replicas:
+            raise ConfigError(
+                f"prefill_replicas={self.prefill_replicas}: only a server has replicas for prompts "
+                "and others for answers; leave it out here"
+            )
         if self.replicas.most > 1:
             raise ConfigError(
                 f"data_parallel_size={self.data_parallel_size}: only a server has several replicas:"
@@ -510,6 +556,7 @@ class EngineArgs:
 class CacheConfig:
     """The KV pool.
 
+    ``num_blocks``: of all pools together; ``num_pools``: of ranks with requests of their own.
     ``groups``: groups of layers that have block tables of their own; None: one table for all.
     ``offload``: the store of evicted blocks. ``num_state_slots``: of a model with recurrent layers
     (``core/state_slots.py``).
@@ -522,6 +569,11 @@ class CacheConfig:
     groups: KVGroups | None = None
     offload: OffloadConfig | None = None
     num_state_slots: int = 0
+    num_pools: int = 1
+
+    @property
+    def blocks_of_pool(self) -> int:
+        return self.num_blocks // self.num_pools
 
     @property
     def windows(self) -> Windows:
@@ -580,6 +632,7 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
     sink_windows.check(wanted_len)
     if (sink_window := sink_windows.of(SamplingParams(), wanted_len)) is not None:
         blocks_per_seq = max(blocks_per_seq, sink_window.most_blocks(args.block_size, step_tokens))
+    limited_by = ""
     if args.num_blocks is not None:
         num_blocks = args.num_blocks
     elif args.kv_cache_memory is not None:
@@ -592,14 +645,19 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
         if capacity.ledger is not None:
             capacity.ledger.check_first_block(block_bytes)
         # More blocks could never be used at once.
-        useful = blocks_per_seq * max_num_seqs
-        memory = capacity.kv_memory_bytes
-        if args.max_model_len == "auto":  # as much as one request needs, if it is there
-            memory = max(memory, min(blocks_per_seq * block_bytes, capacity.kv_memory_most))
-        num_blocks = max(1, min(useful, (memory - state_bytes) // block_bytes))
+        num_blocks = blocks_per_seq * max_num_seqs
+        # As much as one request needs, if it is there.
+        least = blocks_per_seq if args.max_model_len == "auto" else 0
+        for share in capacity.shares:
+            share_bytes = args.block_size * share.bytes_of_slot(groups)
+            fit = _blocks_of(share, share_bytes, least, num_state_slots)
+            if fit < num_blocks:
+                num_blocks, limited_by = fit, _has_no_more_room(share)
+        num_blocks = max(1, num_blocks)
+        pools = "KV pool" if capacity.num_pools == 1 else f"each of {capacity.num_pools} KV pools"
         choices.append(
-            f"KV pool: {num_blocks} blocks of {args.block_size} tokens{_of_layers(groups)}, "
-            f"{num_blocks * block_bytes / GIB:.2f} GiB"
+            f"{pools}: {num_blocks} blocks of {args.block_size} tokens{_of_layers(groups)}, "
+            f"{num_blocks * block_bytes / GIB:.2f} GiB" + limited_by
         )
 
     pool_tokens = longest_sequence(windows, num_blocks, args.block_size, step_tokens, wanted_len)
@@ -609,8 +667,8 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
             raise ConfigError(
                 f"max_model_len {wanted_len} needs {blocks_per_seq} blocks "
                 f"({blocks_per_seq * block_bytes / GIB:.2f} GiB of KV), and the pool has "
-                f"{num_blocks}: raise kv_cache_memory or num_blocks, or lower max_model_len to "
-                f"{pool_tokens}"
+                f"{num_blocks}{limited_by}: raise kv_cache_memory or num_blocks, or lower "
+                f"max_model_len to {pool_tokens}"
             )
         max_model_len = pool_tokens
         choices.append(
@@ -620,9 +678,23 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
         choices.append(f"max_model_len: {wanted_len}, all that the model has")
     if capacity.ledger is not None:
         choices += capacity.ledger.described(num_blocks * block_bytes)
-    offload = _offload(args, capacity, windows, block_bytes)
+    offload = _offload(args, capacity, windows, block_bytes * capacity.num_parts)
     if offload is not None:
         choices.append(_described(offload, capacity.device))
+    num_places = 0 if offload is None else offload.num_places
+    for share in capacity.machines:
+        block = args.block_size * share.bytes_of_slot(groups)
+        needed = (num_blocks + num_places) * block + num_state_slots * share.state_bytes
+        choices.append(
+            f"{share.name} has {share.free_bytes / GIB:.2f} GiB of free memory beside its weights, "
+            f"of which KV takes {needed / GIB:.2f}"
+        )
+        if needed > share.free_bytes:
+            raise ConfigError(
+                f"{share.name} has {share.free_bytes / GIB:.2f} GiB of free memory, and KV of its "
+                f"layers takes {needed / GIB:.2f} in {num_blocks} blocks: lower num_blocks, "
+                "kv_cache_memory or swap_space, or give it fewer layers, by more stages"
+            )
     return EngineConfig(
         model=args.model,
         device=capacity.device,
@@ -631,12 +703,13 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
         batching=args.batching,
         cache=CacheConfig(
             args.block_size,
-            num_blocks,
+            num_blocks * capacity.num_pools,
             capacity.kv_dtype,
             args.enable_prefix_caching,
             groups,
             offload,
             num_state_slots,
+            capacity.num_pools,
         ),
         scheduler=SchedulerConfig(
             max_num_batched_tokens=default_step_tokens(args, capacity.device, max_model_len),
@@ -673,12 +746,29 @@ def is_gpu(device: str) -> bool:
     return device.startswith("cuda")
 
 
+def _blocks_of(share: MachineShare, block_bytes: int, least: int, num_state_slots: int) -> int:
+    """Return the blocks that a machine has room for by default: ``least`` if its memory has them at
+    all."""
+    if not block_bytes:
+        return sys.maxsize
+    memory = max(share.kv_memory_bytes, min(least * block_bytes, share.kv_memory_most))
+    return (memory - num_state_slots * share.state_bytes) // block_bytes
+
+
+def _has_no_more_room(share: MachineShare) -> str:
+    return f"; {share.name} has room for no more" if share.name else ""
+
+
 def _state_slots(capacity: Capacity, max_num_seqs: int) -> int:
     """Return the slots for states of recurrent layers: two for each running request, and as many
     again for snapshots, if that takes no more than half of the memory for KV."""
     if not capacity.state_bytes:
         return 0
-    fit = capacity.kv_memory_bytes // 2 // capacity.state_bytes
+    fit = min(
+        share.kv_memory_bytes // 2 // share.state_bytes
+        for share in capacity.shares
+        if share.state_bytes
+    )
     return max(least_slots(depth=1), min(2 * slots_per_request(depth=1) * max_num_seqs, fit))
 
 

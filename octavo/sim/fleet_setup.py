@@ -22,7 +22,7 @@ from octavo.cost.model_spec import ModelSpec
 from octavo.cost.parallel import Parallel
 from octavo.cost.pipeline import Pipeline
 from octavo.cost.precision import Precision, precision_of
-from octavo.cost.rank import rank_model
+from octavo.cost.rank import on_devices, rank_model
 from octavo.cost.step_cost import StepModel
 from octavo.offload.restore_rule import predicted_prefill_rule
 from octavo.runtime.capacity import Capacity
@@ -95,9 +95,10 @@ def _place(spec: ModelSpec, settings: FleetSettings, engine: Mapping[str, Any]) 
         ep=settings.ep,
         dp=settings.dp,
         replicas=settings.replicas,
+        dp_attention=settings.dp_attention,
     )
-    parallel = parallel.on(device.kind)
     known = profile(settings.profile)
+    parallel = on_devices(spec, parallel, device, known)
     precision = precision_of(
         spec, settings.quantization, known.kv_dtype(settings.kv_cache_dtype), settings.dtype
     )
@@ -136,6 +137,7 @@ def _engine_config(placement: _Placement, engine: Mapping[str, Any]) -> EngineCo
         kv_dtype=placement.precision.kv.name,
         # Tokens of a pipeline come back to its first stage only after a step.
         max_multi_steps=MAX_MULTI_STEPS if is_ours and on_cpu and placement.parallel.pp == 1 else 1,
+        num_pools=placement.parallel.num_pools,
     )
     return resolve(args, capacity)
 
@@ -171,10 +173,7 @@ def _replica(
         placement.profile.name,
         eager=is_eager,
     )
-    # Stages work on a batch each.
-    return ReplicaSpec(
-        config, pipeline.seconds, depth=placement.parallel.pp, stage_cost=pipeline.times
-    )
+    return ReplicaSpec.of_pipeline(config, pipeline)
 
 
 def _step_model(
@@ -227,6 +226,7 @@ def _setting_json(
         "step_times": "roofline" if measured is None else "measured",
         "precision": placement.precision.name,
         **{name: getattr(parallel, name) for name in ("tp", "pp", "ep", "dp")},
+        **({"dp_attention": True} if parallel.dp_attention else {}),
         "layout": parallel.text(replicas),
         "router": settings.router,
         "kv_blocks": config.cache.num_blocks,

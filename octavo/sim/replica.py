@@ -14,8 +14,9 @@ from octavo.core.clock import VirtualClock
 from octavo.core.disaggregation import Role
 from octavo.core.drafting import DraftProposer
 from octavo.core.engine import Engine, EngineStep
+from octavo.core.prompt_chunks import StageSeconds
 from octavo.core.request import Request
-from octavo.cost.pipeline import StageTimes
+from octavo.cost.pipeline import Pipeline, StageTimes
 from octavo.executor.simulated import SimulatedExecutor, StageSpan
 from octavo.settings.engine import EngineConfig
 from octavo.settings.speculation import SpeculativeConfig
@@ -39,6 +40,7 @@ class ReplicaSpec:
         cost: seconds of a step.
         depth, feeds_tokens, host_seconds, stage_cost: how steps overlap; see
             ``SimulatedExecutor``.
+        chunk_seconds: of a stage; see `octavo.core.prompt_chunks`.
     """
 
     config: EngineConfig
@@ -47,6 +49,18 @@ class ReplicaSpec:
     feeds_tokens: bool = False
     host_seconds: float = 0.0
     stage_cost: BatchStageCost | None = None
+    chunk_seconds: StageSeconds | None = None
+
+    @classmethod
+    def of_pipeline(cls, config: EngineConfig, pipeline: Pipeline) -> ReplicaSpec:
+        """Stages work on a batch each."""
+        return cls(
+            config,
+            pipeline.seconds,
+            depth=len(pipeline.stages),
+            stage_cost=pipeline.times,
+            chunk_seconds=pipeline.chunk_seconds,
+        )
 
 
 @dataclass(slots=True)
@@ -148,7 +162,14 @@ class Replica:
         if self.role is not None:
             cache = spec.config.cache
             self._arrived = ArrivedKV(cache.num_blocks, cache.block_size, cache.windows)
-        self.engine = build_engine(spec.config, executor, self._clock, proposer, self._arrived)
+        self.engine = build_engine(
+            spec.config,
+            executor,
+            self._clock,
+            proposer,
+            self._arrived,
+            stage_seconds=spec.chunk_seconds,
+        )
 
     # -- from outside ------------------------------------------------------------------------
 

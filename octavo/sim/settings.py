@@ -61,6 +61,9 @@ class FleetSettings:
     pp: int = option(1, "devices that share the layers, one after the other")
     ep: int = option(1, "devices that share the experts, of the tp x dp ones")
     dp: int = option(1, "copies of all but the experts, each with requests of its own")
+    dp_attention: bool = option(
+        False, "each of the tp processors attends for requests of its own, whose KV it alone has"
+    )
     dtype: str | None = option(None, "type of what is not quantized; default: the model's")
     quantization: str | None = option(
         None, "of the weights: fp8, int4-g128, Q4_K_M, …; default: as the model is"

@@ -1,9 +1,10 @@
-"""Environment and end of the processes that octavo starts."""
+"""Environment, work and end of the processes that octavo starts."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+from pathlib import Path
 
 from octavo.system.machine import KILL, has_parent_death_signal
 
@@ -27,3 +28,15 @@ def end_with_parent() -> None:
     """
     if has_parent_death_signal():
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, KILL)
+
+
+def work_of(pid: int, root: Path = Path("/")) -> tuple[int, ...]:
+    """Return numbers of which one at least grows while a process computes, or reads a file that it
+    has mapped: page faults, minor and major, and ticks of processors, its own and the system's.
+    Empty where the system does not tell."""
+    try:
+        line = (root / f"proc/{pid}/stat").read_text()
+    except OSError:
+        return ()
+    fields = line.rpartition(")")[2].split()  # from the third on: a name may have blanks
+    return tuple(int(fields[index - 3]) for index in (10, 12, 14, 15))

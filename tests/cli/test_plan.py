@@ -102,6 +102,15 @@ def test_tables_are_shown_where_they_are_asked_for(octavo, document):
     assert {op["name"] for op in found["roofline"]["decode"]["ops"]} >= {"mlp.down", "head"}
 
 
+def test_of_experts_it_is_said_from_when_on_whole_ones_pay(octavo):
+    flags = ("--hardware", "h200:8", "--tp", "1", "--dp", "8", "--ep", "8", "--concurrency", "64")
+    _, told, _ = octavo("plan", "deepseek-v3", *flags)
+    (line,) = (each for each in told.splitlines() if "by its experts" in each)
+    assert "with all experts on each copy, and" in line and "whole ones, ahead from 4 on" in line
+    _, told, _ = octavo("plan", "llama-3.1-8b", "--hardware", "h100-sxm:2", "--tp", "2")
+    assert "by its experts" not in told
+
+
 def test_owned_hardware(document):
     _, found = document(
         *("plan", "qwen3-8b", "--hardware", "rtx4090", "--purchase", 2000, "--years", 2),
@@ -165,7 +174,7 @@ def test_the_cheapest(document, octavo):
         (("--slo", "ttft=2s,e2e=1s"), "contradicts"),
         (("--quantization", "int3"), "int"),
         (("--profile", "vlm"), "vllm"),
-        (("--tp", 5, "--hardware", "h100-sxm"), "heads"),
+        (("--tp", 5, "--hardware", "h100-sxm", "--profile", "vllm"), "heads"),
         (("--price", 0, "--hardware", "h100-sxm"), "above 0"),
     ],
 )

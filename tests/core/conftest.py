@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hash_model import FunctionProposer, HashExecutor
 
 from octavo.core.block_manager import BlockManager
+from octavo.core.block_pools import BlockPools
 from octavo.core.engine import Engine
 from octavo.core.host_kv_cache import HostKVCache
 from octavo.core.kv_tables import ONE_TABLE, Windows
@@ -41,11 +43,12 @@ def make_engine(
     clock=None,
     meter=None,
     share=None,
+    num_pools: int = 1,
     **config,
 ) -> Engine:
     """An engine over the hash model; with a host KV cache of so many places, and a storage behind
     it; with recurrent layers, if there are slots for states; ``around`` makes another executor of
-    it."""
+    it; with several pools of ``num_blocks`` each."""
     config = {"max_model_len": 64, "runs_ahead": depth > 1, **config}
     cache = NoPrefixCache()
     if prefix_caching:
@@ -54,7 +57,7 @@ def make_engine(
     if state_slots:
         states = StateSlots(state_slots, block_size, cache, depth, snapshot_tokens)
     executor = HashExecutor(
-        num_blocks,
+        num_pools * num_blocks,
         block_size,
         depth=depth,
         feeds=feeds,
@@ -66,7 +69,13 @@ def make_engine(
     if num_places:
         storage = make_storage(executor.host_blocks) if make_storage is not None else None
         host_cache = HostKVCache(num_blocks, num_places, block_size, 100, storage, rule, windows)
-    blocks = BlockManager(num_blocks, block_size, cache, windows, store=host_cache, states=states)
+    if num_pools > 1:
+        make_cache = partial(RadixPrefixCache, block_size) if prefix_caching else NoPrefixCache
+        blocks = BlockPools(num_pools, num_pools * num_blocks, block_size, make_cache)
+    else:
+        blocks = BlockManager(
+            num_blocks, block_size, cache, windows, store=host_cache, states=states
+        )
     proposer = FunctionProposer(propose, passes) if propose is not None else None
     scheduler = Scheduler(SchedulerConfig(**config), blocks, admission, proposer, share)
     return Engine(scheduler, executor if around is None else around(executor), clock, meter)

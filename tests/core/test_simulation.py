@@ -62,6 +62,7 @@ class Press:
         offloads: what is evicted is stored, where it can be damaged, lost, or late.
         has_sink_windows: many requests have one, and may become longer than the context.
         has_states: the model has recurrent layers; then nobody drafts.
+        num_pools: of ranks with requests of their own.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Press:
         offloads: bool = False,
         has_sink_windows: bool = False,
         has_states: bool = False,
+        num_pools: int = 1,
     ):
         rng = self.rng = random.Random(seed)
         self.make_request = make_request
@@ -117,7 +119,9 @@ class Press:
             # From as many as one request needs to more than there are requests.
             state_slots=depth + rng.choice([2, 3, 6, 40]) if has_states else 0,
             snapshot_tokens=rng.choice([1, 8, 64]),
+            num_pools=num_pools,
         )
+        self.num_blocks *= num_pools
         self.prefixes = [
             [rng.randrange(VOCAB) for _ in range(rng.randint(1, self.max_model_len // 2))]
             for _ in range(3)
@@ -273,22 +277,33 @@ class Press:
         return self.num_steps
 
 
+@pytest.mark.thinned(1, most=20)
 @pytest.mark.parametrize("seed", range(40))
 def test_seeds(seed, make_engine, make_request):
     Press(seed, make_engine, make_request).run()
 
 
+@pytest.mark.thinned(1)
+@pytest.mark.parametrize("num_pools", [2, 3, 8])
+@pytest.mark.parametrize("seed", range(400, 410))
+def test_seeds_with_pools(seed, num_pools, make_engine, make_request):
+    Press(seed, make_engine, make_request, num_pools=num_pools).run()
+
+
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("windows", WINDOWS)
 @pytest.mark.parametrize("seed", range(100, 112))
 def test_seeds_with_windows(seed, windows, make_engine, make_request):
     Press(seed, make_engine, make_request, windows).run()
 
 
+@pytest.mark.thinned(1, most=20)
 @pytest.mark.parametrize("seed", range(200, 240))
 def test_seeds_with_a_store(seed, make_engine, make_request):
     Press(seed, make_engine, make_request, offloads=True).run()
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("windows", WINDOWS)
 @pytest.mark.parametrize("seed", range(300, 308))
 def test_seeds_with_windows_and_a_store(seed, windows, make_engine, make_request):
@@ -301,6 +316,7 @@ MODELS = [
     {"offloads": True, "has_sink_windows": True},
     *({"windows": windows, "offloads": True} for windows in WINDOWS),
     *({"windows": windows, "has_states": True} for windows in (ONE_TABLE, (None, 4), (9,))),
+    {"num_pools": 3},
 ]
 
 
@@ -346,11 +362,13 @@ def what_was_met(engine) -> dict[str, int]:
     }
 
 
+@pytest.mark.thinned(1, most=12)
 @pytest.mark.parametrize("seed", range(200, 230))
 def test_seeds_with_sights(seed, make_engine, make_request):
     Press(seed, make_engine, make_request, has_sink_windows=True).run()
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("windows", [ONE_TABLE, (None, 4), (9,)])
 @pytest.mark.parametrize("seed", range(200, 210))
 def test_seeds_with_states(seed, windows, make_engine, make_request):

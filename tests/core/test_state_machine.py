@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 from hash_model import FunctionProposer, HashDrafts, HashExecutor, expected_tokens
 from hypothesis import HealthCheck, settings
@@ -11,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from octavo.base.errors import RequestError
 from octavo.core.block_manager import BlockManager
+from octavo.core.block_pools import BlockPools
 from octavo.core.engine import Engine
 from octavo.core.host_kv_cache import HostKVCache
 from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
@@ -35,6 +37,7 @@ class EngineMachine(RuleBasedStateMachine):
         windows=st.sampled_from([(None,), (None,), (3,), (None, 2), (None, None, 5, 5)]),
         spare_slots=st.one_of(st.none(), st.integers(0, 6)),
         num_places=st.sampled_from([0, 1, 8]),
+        num_pools=st.sampled_from([1, 1, 2, 3]),
     )
     def start(
         self,
@@ -49,7 +52,10 @@ class EngineMachine(RuleBasedStateMachine):
         windows,
         spare_slots,
         num_places,
+        num_pools,
     ):
+        if num_pools > 1:  # of latent vectors, which are all kept, and are not stored
+            windows, spare_slots, num_places = (None,), None, 0
         cache = NoPrefixCache()
         self.has_states = spare_slots is not None
         if caching:
@@ -64,6 +70,9 @@ class EngineMachine(RuleBasedStateMachine):
             HostKVCache(num_blocks, num_places, block_size, windows=windows) if num_places else None
         )
         blocks = BlockManager(num_blocks, block_size, cache, windows, store=store, states=states)
+        if num_pools > 1:
+            make_cache = partial(RadixPrefixCache, block_size) if caching else NoPrefixCache
+            blocks = BlockPools(num_pools, num_pools * num_blocks, block_size, make_cache)
         config = SchedulerConfig(
             max_num_batched_tokens=budget,
             max_num_seqs=max_num_seqs,
@@ -79,7 +88,7 @@ class EngineMachine(RuleBasedStateMachine):
             propose = HashDrafts(random.Random(drafts), windows=windows)
             proposer = FunctionProposer(propose, passes=drafts % 5)
         executor = HashExecutor(
-            num_blocks,
+            num_pools * num_blocks,
             block_size,
             depth=depth,
             windows=windows,

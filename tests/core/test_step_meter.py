@@ -19,8 +19,8 @@ class Meter:
 
 
 class Probe(NoModel):
-    def expert_tokens(self):
-        return (5, 0, 3)
+    def expert_figures(self):
+        return {"expert_tokens": (5, 0, 3)}
 
 
 def test_tokens_of_experts_stand_beside_what_a_meter_says():

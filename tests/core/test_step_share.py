@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.core.step_share import MIN_PROMPT_TOKENS, PipelineShare, WholeShare
+from octavo.core.step_share import PipelineShare, WholeShare
 
 DEPTH = 4
 
@@ -64,24 +64,20 @@ def test_prompts_under_way_do_not(make_request):
     assert len(PipelineShare(DEPTH, 2048).decoding(running, [*prompts, *running])) == 1
 
 
-def test_prompt_tokens():
+def test_equal_chunks_of_all_that_is_due(make_request):
+    """Those of `test_prompt_chunks`, of prompts and of what waits together."""
     share = PipelineShare(DEPTH, 2048)
-    assert share.prompt_tokens([8000]) == 2000
-    assert share.prompt_tokens([4001, 3999, 2]) == 2001
-    assert share.prompt_tokens([]) == share.prompt_tokens([900]) == MIN_PROMPT_TOKENS
-    assert WholeShare().prompt_tokens([8000]) == float("inf")
+    running = make_request("a", [1] * 1000)
+    assert share.prompt_tokens([running], 2000) == 250
+    assert WholeShare().prompt_tokens([running], 2000) == float("inf")
 
 
-def test_no_more_of_the_queue_is_read_than_matters():
-    read = []
-
-    def due():
-        for index in range(1000):
-            read.append(index)
-            yield 1000
-
-    assert PipelineShare(DEPTH, 2048).prompt_tokens(due()) >= 2048
-    assert len(read) == 9
+def test_chunks_keep_their_size_until_more_comes():
+    share = PipelineShare(DEPTH, 2048)
+    assert share.prompt_tokens([], 3000) == 250
+    assert [share.prompt_tokens([], due) for due in (2750, 1000, 100)] == [250] * 3
+    assert share.prompt_tokens([], 8000) > 250
+    assert share.prompt_tokens([], 0) > 250 and share.prompt_tokens([], 3000) == 250
 
 
 def test_chunks_of_a_prompt_follow_each_other_through_the_stages(make_engine, make_request):
@@ -92,7 +88,7 @@ def test_chunks_of_a_prompt_follow_each_other_through_the_stages(make_engine, ma
     found = []
     while (step := engine.step()) is not None:
         found.append(counts(step)["a"])
-    assert found == [750, 563, 422, 317, 256, 256, 256, 180, 1]
+    assert found == [250] * 12 + [1]
 
 
 def test_a_prompt_that_may_not_be_cut_is_not(make_engine, make_request):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import pytest
 from hypothesis import given
@@ -91,9 +92,20 @@ def test_nothing_is_gathered_where_nothing_is_sampled():
 
 def test_stages_send_on():
     (rows,) = passes([Span(0, 100)])
-    (sent,) = transfers(llama3_70b(parallel=Parallel(pp=4)), rows, LINK)
-    assert (sent.name, sent.count) == ("stages.send", 3)
+    (sent,) = transfers(llama3_70b(parallel=Parallel(pp=4), sent_rows=3), rows, LINK)
+    assert (sent.name, sent.count, sent.num_bytes) == ("stages.send", 3, 3 * 100 * 8192 * 2)
     assert sent.seconds == pytest.approx(3 * point_to_point(100 * 8192 * 2, LINK))
+
+
+@pytest.mark.parametrize(
+    "name, rows",
+    [("llama-3.1-8b", 3), ("gemma-2-9b", 6), ("mixtral-8x7b", 3), ("deepseek-v3", 6)],
+)
+def test_two_rows_go_on_where_the_next_stage_norms_or_adds(name, rows):
+    """Those that `tests/kernels/test_stages.py` finds between stages."""
+    spec = spec_of(name)
+    assert rank_model(spec, precision_of(spec), Parallel(pp=4)).sent_rows == rows
+    assert rank_model(spec, precision_of(spec), Parallel()).sent_rows == 0
 
 
 def test_a_pipeline_of_groups_sums_in_all_layers():
@@ -118,10 +130,29 @@ def test_experts_elsewhere_are_sent_their_rows():
     (rows,) = passes([Span(9, 1)] * 4)
     (sent,) = transfers(mixture(Parallel(ep=8, dp=8)), rows, LINK)
     assert (sent.name, sent.count) == ("experts.all_to_all", 2 * 48)
-    assert sent.num_bytes == 2 * 48 * 4 * 8 * 2048 * 2
-    _, attention, _, experts = transfers(mixture(Parallel(tp=2, ep=8, dp=4)), rows, LINK)
+    # Once to each rank that has one of the 8 experts, of 16 of 128.
+    ranks = 8 * (1 - prod((112 - i) / (128 - i) for i in range(8)))
+    assert sent.num_bytes == pytest.approx(2 * 48 * 4 * ranks * 2048 * 2)
+    _, attention, _, experts, gathered = transfers(mixture(Parallel(tp=2, ep=8, dp=4)), rows, LINK)
     assert attention.count == 48  # after attention only
     assert experts.num_bytes == sent.num_bytes / 2  # either rank of a group sends half
+    assert (gathered.name, gathered.count) == ("experts.all_gather", 48)
+    assert gathered.num_bytes == 48 * 4 * 2048 * 2
+
+
+def test_rows_of_products_in_fp8_are_sent_in_fp8_where_devices_have_it():
+    (rows,) = passes([Span(9, 1)] * 4)
+    model = mixture(Parallel(ep=8, dp=8))
+    model = replace(model, matrices=tuple(replace(m, arithmetic="fp8") for m in model.matrices))
+    (wide,), (narrow,) = (
+        transfers(model, rows, replace(LINK, sends_fp8=has_fp8)) for has_fp8 in (False, True)
+    )
+    assert narrow.num_bytes == pytest.approx(wide.num_bytes * (1 + 4 / 128 + 2) / 4)
+    assert narrow.seconds < wide.seconds
+    assert [link_of(find_device(name)[0]).sends_fp8 for name in ("a100-sxm", "h100-sxm")] == [
+        False,
+        True,
+    ]
 
 
 def test_transfers_of_passes_add_up():

@@ -29,3 +29,14 @@ def test_experts_are_shared_by_tensors_by_copies_or_by_both():
         *((2, 2, 1), (1, 2, 2), (2, 1, 1), (1, 1, 2)),
     }
     assert all(each.ep == each.tp * each.dp for each in found if each.ep > 1)
+
+
+def test_processors_with_latent_attention_can_have_requests_of_their_own():
+    deepseek, turin = open_spec("deepseek-v2-lite"), find_device("epyc-turin")[0]
+    found = [each for each in layouts(deepseek, turin, 4) if each.dp_attention]
+    assert {(each.tp, each.pp, each.ep) for each in found} == {
+        *((2, 1, 1), (2, 1, 2)),
+        *((4, 1, 1), (4, 1, 4)),
+    }
+    for spec, device in ((deepseek, "h200"), (open_spec("mixtral-8x7b"), "epyc-turin")):
+        assert not any(each.dp_attention for each in layouts(spec, find_device(device)[0], 4))

@@ -61,6 +61,14 @@ def test_without_windows_all_layers_are_alike():
     assert live_rank_model(Plain, [], 8).attention == (AttentionOp("attention", 4, 4.0 * 48, 2.0),)
 
 
+def test_ranks_share_the_attention_as_they_share_its_kv():
+    """In a layer each has some heads; of a pipeline, some layers."""
+    whole, part = live_rank_model(Config, [], 40.0), live_rank_model(Config, [], 10.0, num_ranks=4)
+    for one, other in zip(whole.attention, part.attention, strict=True):
+        assert other.flops_per_score == one.flops_per_score / 4
+        assert other.kv_bytes_per_token == one.kv_bytes_per_token / 4
+
+
 @pytest.mark.parametrize(
     ("name", "arithmetic"),
     [

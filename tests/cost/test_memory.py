@@ -348,3 +348,22 @@ def test_ranks_have_the_pool_that_their_engine_gives_them(tiny_model):
     planned = memory(spec, precision, parallel, socket, profile("octavo"))
     assert planned.num_blocks == resolve(EngineArgs(), capacity).cache.num_blocks
     assert planned.num_blocks == (2 << 20) // (16 * planned.kv_bytes_per_token)
+
+
+def test_ranks_with_requests_of_their_own_hold_as_many_times_the_tokens():
+    """But for the weights of attention, which each of them has whole."""
+    turin = find_device("epyc-turin")[0]
+    spec = spec_of("deepseek-v2-lite")
+    by_heads, by_requests = (
+        memory(
+            *(spec, precision_of(spec), Parallel(tp=4, dp_attention=apart).on("cpu"), turin),
+            *(profile("octavo"), Limits(kv_cache_memory=1 << 30)),
+        )
+        for apart in (False, True)
+    )
+    assert by_requests.num_blocks == by_heads.num_blocks
+    assert by_requests.kv_tokens == 4 * by_heads.kv_tokens
+    assert by_requests.longest_sequence == by_heads.longest_sequence == by_heads.kv_tokens
+    assert by_requests.max_concurrency(5000) == 4 * by_heads.max_concurrency(5000)
+    assert by_requests.weights_bytes > by_heads.weights_bytes
+    assert by_requests.kv_bytes_per_token == by_heads.kv_bytes_per_token

@@ -9,7 +9,7 @@ import pytest
 from octavo.cost.catalogue import spec_of
 from octavo.cost.find_device import find_device
 from octavo.cost.parallel import Parallel
-from octavo.cost.pipeline import Pipeline, StageTimes
+from octavo.cost.pipeline import Pipeline, PipelineClock, StageTimes
 from octavo.cost.precision import precision_of
 from octavo.cost.rank import rank_model, stage_models
 from octavo.cost.step_cost import StepModel
@@ -81,3 +81,37 @@ def test_times_of_processors_have_the_meetings_of_their_ranks():
 def test_seconds_of_a_step_alone_and_behind_others():
     times = StageTimes([2.0, 3.0], send=0.5, overhead=0.25)
     assert times.through_all == 5.75 and times.slowest == 3.0
+    assert times.period() == 6.0 and times.period(1) == 5.75  # twice what the second stage takes
+    assert StageTimes([1.0, 1.0], overhead=2.0).period() == 4.0  # of one process for all steps
+    assert times.scaled(2.0).through_all == 11.5
+
+
+@pytest.mark.parametrize(
+    "steps, stages, seconds",
+    [
+        ([4.0, 2.0, 1.0], 1, 7.0),
+        ([1.0, 1.0, 1.0], 4, 6.0),  # they begin at 0, 1 and 2
+        ([2.0, 0.5], 2, 4.5),  # the second waits for the first, in each stage
+        ([2.0, 2.0, 2.0], 2, 8.0),  # the third begins when the first is through
+    ],
+)
+def test_steps_follow_each_other_through_stages(steps, stages, seconds):
+    clock = PipelineClock(stages)
+    for step in steps:
+        done = clock.step(StageTimes([step] * stages))
+    assert done == clock.done == seconds
+    assert clock.pass_by(10.0) == clock.done == seconds + 10.0
+
+
+def test_steps_wait_for_the_slowest_stage_and_for_the_process_that_reads_results():
+    clock, times = PipelineClock(2), StageTimes([1.0, 3.0], send=0.5, overhead=0.25)
+    assert [clock.step(times) for _ in range(4)] == [4.75, 7.75, 10.75, 13.75]
+    slow = PipelineClock(2)
+    assert [slow.step(StageTimes([1.0, 1.0], overhead=5.0)) for _ in range(3)] == [7, 12, 17]
+
+
+def test_a_chunk_takes_as_long_as_in_the_slowest_stage():
+    found, _ = pipeline(pp=4)  # of 8, 8, 7 and 7 layers
+    chunk = found.chunk_seconds(100)
+    times = found.times(step(Span(0, 100, 0)))
+    assert 0.5 * times.slowest < chunk < times.slowest  # without attention

@@ -13,6 +13,7 @@ from octavo.cost.precision import precision_of, weights_bytes
 from octavo.cost.rank import rank_model, stage_layers, stage_weights
 from octavo.cost.rank_model import Experts, MatrixOp, RankModel
 from octavo.cost.weights import num_parameters, weights
+from octavo.cost.work import Span, decode_attention_work, passes
 
 
 def rank(name: str, quantization: str | None = None, **degrees: int) -> RankModel:
@@ -190,3 +191,62 @@ def test_latents_are_on_every_rank_and_states_are_not():
     )
     of_groups = 4 * 3 * 2 * 128  # float32, positions kept, B and C
     assert [2 * state - of_groups if state else 0 for state in two] == one
+
+
+# -- attention by requests ------------------------------------------------------------------------
+
+
+def on_two(**more):
+    spec = spec_of("deepseek-v2-lite")
+    return rank_model(spec, precision_of(spec), Parallel(tp=2, **more).on("cpu"))
+
+
+def test_attention_of_own_requests_has_its_weights_whole_and_some_of_the_rows():
+    by_heads, by_requests = on_two(), on_two(dp_attention=True)
+    alone = rank_model(spec_of("deepseek-v2-lite"), precision_of(spec_of("deepseek-v2-lite")))
+    own = {each.name: each for each in by_requests.matrices}
+    whole = {each.name: each for each in alone.matrices}
+    half = {each.name: each for each in by_heads.matrices}
+    for name, each in own.items():
+        if name.startswith("attention"):
+            assert each.num_params == whole[name].num_params and each.num_sharing == 2
+        else:
+            assert each == half[name] and each.num_sharing == 1
+    (latent,) = by_requests.attention
+    assert latent.num_sharing == 2
+    assert latent.flops_per_score == alone.attention[0].flops_per_score
+    assert by_requests.kv_bytes_per_token == by_heads.kv_bytes_per_token
+    assert by_heads.exchange.meetings - by_requests.exchange.meetings == 2 * 27
+
+
+def test_attention_of_own_requests_takes_the_time_of_the_busiest_rank():
+    model = on_two(dp_attention=True)
+    (rows,) = passes([Span(99, 1), Span(499, 1), Span(299, 1), Span(0, 10, 0)])
+    busiest = rows.on_busiest(2)
+    assert (busiest.singles, busiest.prompts, busiest.num_tokens) == ([499, 99], [(0, 10)], 12)
+    (latent,) = model.attention
+    alone = replace(latent, num_sharing=1)
+    assert decode_attention_work(latent, rows) == decode_attention_work(alone, busiest)
+    (one,) = passes([Span(99, 1)])
+    assert one.on_busiest(2) == one  # the other rank attends to nothing
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "kind", "said"),
+    [
+        ("llama-3.1-8b", {"tp": 2}, "cpu", "latent attention alone"),
+        ("deepseek-v2-lite", {"tp": 2}, "gpu", "planned for processors.*dp = ep = 2, tp = 1"),
+        ("deepseek-v2-lite", {"tp": 1}, "cpu", "choose tp > 1"),
+        ("deepseek-v2-lite", {"tp": 2, "pp": 2}, "cpu", "pp = 1, not 2 and 2"),
+    ],
+)
+def test_attention_by_requests_that_cannot_be(name, layout, kind, said):
+    spec = spec_of(name)
+    with pytest.raises(ConfigError, match=said):
+        rank_model(spec, precision_of(spec), Parallel(**layout, dp_attention=True).on(kind))
+
+
+def test_there_can_be_more_ranks_than_heads_of_attention():
+    spec = spec_of("deepseek-v2-lite")  # 16 heads
+    found = rank_model(spec, precision_of(spec), Parallel(tp=20, dp_attention=True).on("cpu"))
+    assert found.parallel.num_pools == 20

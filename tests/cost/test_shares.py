@@ -7,11 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.base.errors import ConfigError
+from octavo.cost.catalogue import spec_of
+from octavo.cost.engine_profile import profile
+from octavo.cost.find_device import find_device
+from octavo.cost.mixers import Attention
 from octavo.cost.parallel import Parallel
+from octavo.cost.precision import precision_of
+from octavo.cost.rank import on_devices, rank_model
 from octavo.cost.shares import WHOLE, shares
 from octavo.cost.weight_shape import WeightShape, columns
 from octavo.kernels.cpu.layout import TILE
 from octavo.kernels.parts import Part
+from octavo.kernels.sum_pieces import most_heads, pieces_of
 
 GATHER = Parallel(tp=2, scheme="gather")
 
@@ -37,6 +44,50 @@ def test_devices_that_add_up_need_even_heads():
         shares(10, "gather").check("it", [9, 12], [])
     with pytest.raises(ConfigError, match="nearest is 24"):
         shares(65_536, "gather").check("it", [], [24])
+
+
+def test_octavo_has_whole_kv_heads_or_single_heads_where_these_are_too_few():
+    two, four = shares(2, "uneven sum"), shares(4, "uneven sum")
+    # 9 query heads and 3 KV heads: a rank has one of these with all that read it, the other two.
+    assert (two.heads(9, 3), two.kv_heads(9, 3)) == (6, 2)
+    # Four ranks have 2, 2, 2 and 3 heads. Some read two KV heads.
+    assert (four.heads(9, 3), four.kv_heads(9, 3)) == (3, 2)
+    with pytest.raises(ConfigError, match="10 ranks cannot share its 9 heads.*nearest is 9"):
+        shares(10, "uneven sum").check("it", [9, 12], [])
+
+
+@given(st.integers(1, 32), st.integers(1, 6), st.integers(2, 16))
+def test_matrices_of_heads_are_those_of_the_rank_that_has_most(kv_heads, group, tp):
+    heads = kv_heads * group
+    if heads < tp:
+        return
+    units = (group, 1)
+    pieces = [pieces_of(heads, units, part, False) for part in Part(size=tp).of_all_ranks()]
+    queries, keys = most_heads(pieces, group)
+    layout = Parallel(tp=tp, scheme="uneven sum")
+    attention = Attention(heads=heads, kv_heads=kv_heads, head_dim=8)
+    q, k, v, o = [each.of_rank(layout) for each in attention.weights(40)]
+    assert (q.outputs, k.outputs, v.outputs) == (8 * queries, 8 * keys, 8 * keys)
+    assert (o.inputs, o.outputs) == (8 * queries, 40)
+    assert attention.kv_vectors(layout.shares)[0] == keys
+    if not kv_heads % tp:
+        assert shares(tp).heads(heads) == queries and shares(tp).kv_heads(heads, kv_heads) == keys
+
+
+def test_plans_share_heads_as_the_engine_does():
+    spec = spec_of("smollm2-135m")  # 9 heads
+    h100, _ = find_device("h100-sxm")
+    for engine, scheme in (("octavo", "uneven sum"), ("vllm", "sum")):
+        found = on_devices(spec, Parallel(tp=2), h100, profile(engine))
+        assert found.scheme == scheme
+        if engine == "vllm":
+            with pytest.raises(ConfigError, match="9 heads cannot be shared out to tp = 2"):
+                rank_model(spec, precision_of(spec), found)
+        else:
+            assert rank_model(spec, precision_of(spec), found).parallel.tp == 2
+    assert on_devices(spec, Parallel(tp=3), h100, profile("octavo")).scheme == "sum"
+    epyc, _ = find_device("epyc-turin")
+    assert on_devices(spec, Parallel(tp=2), epyc, profile("octavo")).scheme == "gather"
 
 
 @given(heads=st.integers(1, 128), group=st.integers(1, 8), tp=st.integers(1, 16))

@@ -196,7 +196,8 @@ def test_a_pipeline_goes_through_all_stages_and_one_head():
     link = Link(1e9, (1.0, 1.0, 1.0), 0.0)
     efficiency = replace(IDEAL, link=link)
     whole = StepModel(llama_8b(), device(), IDEAL).cost([Span(9, 1)])
-    staged = StepModel(llama_8b(parallel=Parallel(pp=4)), device(), efficiency).cost([Span(9, 1)])
+    model = llama_8b(parallel=Parallel(pp=4), sent_rows=3)
+    staged = StepModel(model, device(), efficiency).cost([Span(9, 1)])
     assert staged.compute.value == pytest.approx(whole.compute.value)
     assert staged.comm.value == pytest.approx(3 * 4096 * 2 / 1e9)
 

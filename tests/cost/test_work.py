@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 
 from octavo.core.batch import Batch, Draft, ScheduledRequest
@@ -17,12 +18,13 @@ from octavo.cost.work import (
     RowCounts,
     Span,
     StepWork,
+    busiest,
     decode_attention_work,
     experts_hit,
-    load_factor,
     matrix_work,
     passes,
     prompt_attention_work,
+    ranks_hit,
     step_work,
 )
 
@@ -222,18 +224,46 @@ def test_experts_apart_wait_for_the_busiest():
     (rows,) = passes([Span(9, 1)] * 16)
     apart = rank_model(parallel=Parallel(ep=8, dp=8))
     done = matrix_work(expert_op(16), rows, apart)
-    mean = 128 * 4 / 8
-    assert done.flops == pytest.approx(3 * 2 * 60 * mean * load_factor(8, 128 * 4))
-    assert done.bytes == pytest.approx(3 * 120 * experts_hit(128, 4, 128) / 8)
+    most = busiest(128 * 4 / 8, 8, 128 * 4)
+    assert done.flops == pytest.approx(3 * 2 * 60 * most)
+    hit = experts_hit(128, 4, 128)
+    read = busiest(hit / 8, 8, 16, 1 - hit / 128)
+    assert hit / 8 < read <= 16
+    assert done.bytes == pytest.approx(3 * 120 * read)
 
 
-def test_the_busiest_rank():
-    assert load_factor(8, 8_000_000) == pytest.approx(1.0, abs=3e-3)
-    assert 1.2 < load_factor(8, 512) < 1.3
-    assert load_factor(2, 1) == 2.0  # it is on one of them
-    assert [load_factor(8, n) * n for n in (1, 2, 5, 100)] == sorted(
-        load_factor(8, n) * n for n in (1, 2, 5, 100)
-    )
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("num_tokens", [1, 4, 16, 64, 512])
+@pytest.mark.parametrize(("total", "per_token"), [(8, 2), (64, 6), (128, 8)])
+def test_the_busiest_rank_is_as_by_chance(total, per_token, num_tokens, num_ranks):
+    """Of a hundred steps whose tokens choose experts by chance."""
+    rng = np.random.default_rng(0)
+    owner = np.arange(total) * num_ranks // total
+    uses, reads = [], []
+    for _ in range(100):
+        chosen = rng.random((num_tokens, total)).argsort(axis=1)[:, :per_token]
+        uses.append(np.bincount(owner[chosen].ravel()).max())
+        reads.append(np.bincount(owner[np.unique(chosen)]).max())
+    count, hit = num_tokens * per_token, experts_hit(total, per_token, num_tokens)
+    assert busiest(count / num_ranks, num_ranks, count) == pytest.approx(np.mean(uses), rel=0.17)
+    found = busiest(hit / num_ranks, num_ranks, min(hit, total / num_ranks), 1 - hit / total)
+    assert found == pytest.approx(np.mean(reads), rel=0.12)
+
+
+def test_one_rank_has_it_all():
+    assert busiest(7.0, 1, 7.0) == 7.0
+
+
+@pytest.mark.parametrize(("total", "per_token", "num_ranks"), [(8, 2, 8), (12, 3, 4), (6, 6, 3)])
+def test_ranks_that_have_one_of_a_tokens_experts(total, per_token, num_ranks):
+    """Counted for each choice of experts that there is."""
+    on_rank = total // num_ranks
+    hit = [
+        len({expert // on_rank for expert in chosen})
+        for chosen in itertools.combinations(range(total), per_token)
+    ]
+    found = ranks_hit(Experts(total, per_token, on_rank), num_ranks)
+    assert found == pytest.approx(sum(hit) / len(hit))
 
 
 def test_nothing_is_nothing():

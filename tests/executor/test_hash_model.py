@@ -73,6 +73,7 @@ def check(step, windows: Windows) -> bool:
     )
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("drafts", [False, True])
 @pytest.mark.parametrize("size", [2, 4])

@@ -40,6 +40,17 @@ def test_what_is_exchanged_is_what_a_plan_says(name, size):
     )
 
 
+@pytest.mark.parametrize("name", [name for name, each in CONFIGS.items() if each.latent])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_what_ranks_of_their_own_requests_exchange_is_what_a_plan_says(name, size):
+    config = CONFIGS[name]
+    ops = plan_step(random_model(config))[0].ops
+    planned = exchange_of(spec_of_config(config), size, dp_attention=True)
+    division = Division(ops, Part(0, size, by_sequences=True))
+    assert division.exchanged(ops) == (planned.token_values, planned.row_values)
+    assert sum(map(division.meets, ops)) == planned.meetings
+
+
 def test_a_layer_of_llama_meets_four_times():
     config = replace(LLAMA, num_layers=5, layer_windows=(None,) * 5)
     ops = plan_step(random_model(config))[0].ops

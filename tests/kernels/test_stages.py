@@ -8,6 +8,7 @@ import pytest
 from fused_models import CONFIGS, deeper, random_model
 from hybrid_models import RECURRENCES, make_hybrid
 
+from octavo.cost.spec_of_config import spec_of_config
 from octavo.kernels import fused_ops
 from octavo.kernels.fused_ops import CannotFuse, FusedRecurrence
 from octavo.kernels.parts import WHOLE_MODEL, Part, Stage
@@ -57,6 +58,15 @@ def test_what_a_stage_reads_was_handed_on(plan, count):
         assert known.issuperset(stage.outputs)
         handed_on = stage.outputs
     assert handed_on == ()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_plans_count_the_rows_that_stages_hand_on(name):
+    config = deeper(CONFIGS[name], 5)
+    plan, layers = plan_step(random_model(config))[0], spec_of_config(config).layers
+    sent = [plan.stage(Stage(index, 5)).outputs for index in range(4)]
+    widths = [sum(value.width for value in values) for values in sent]
+    assert widths == [config.hidden_size * layer.rows_after for layer in layers[:4]]
 
 
 def test_layers_are_counted_from_the_first_of_a_stage(plan):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from octavo.kernels.fused_ops import CannotFuse, FusedAttention, FusedHead, FusedSum
 from octavo.kernels.parts import Part
-from octavo.kernels.sum_division import SLICES, SumDivision, key_heads, pieces_of
+from octavo.kernels.sum_division import SumDivision
+from octavo.kernels.sum_pieces import SLICES, key_heads, pieces_of
 from octavo.runtime.op_program import plan_step
 
 UNITS = st.sampled_from([(16, 1), (256, 256), (96, 32), (1, 1)])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -194,21 +191,3 @@ def native_driver():
 def driver():
     """The class Driver; a fixture because test modules cannot import each other."""
     return Driver
-
-
-@pytest.fixture(scope="session")
-def tiny_hf(tiny_model, tmp_path_factory):
-    """``tiny_hf(name)``: the folder of one of the CASES of transformers, with a tokenizer; more
-    arguments are fields of its config."""
-    from tiny_transformers import make_model
-
-    @cache
-    def make(name: str, **more: Any) -> Path:
-        folder = tmp_path_factory.mktemp("transformers") / name
-        ids = {"vocab_size": 260, "eos_token_id": 256, "bos_token_id": 257}
-        make_model(name, **ids, **more).save_pretrained(folder)
-        for file in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copyfile(tiny_model / file, folder / file)
-        return folder
-
-    return make

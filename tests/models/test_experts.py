@@ -131,14 +131,14 @@ def test_an_engine_answers_the_same(name, make_case, kernels):
     prompts = case.prompts[:3]
     with LLM(str(case.folder), kernels=kernels, kv_cache_dtype="f32", **sizes) as llm:
         answers = llm.generate(prompts, params, use_tqdm=False)
-        tokens = llm._text_engine.engine.executor.probe().expert_tokens()
+        tokens = llm._text_engine.engine.executor.probe().expert_loads()
     for prompt, answer in zip(prompts, answers, strict=True):
         assert answer.outputs[0].token_ids == case.greedy(prompt, 48)
     if kernels == "native":
         config = open_checkpoint(case.folder).config()
         computed = sum(len(prompt) + 47 for prompt in prompts)
-        assert len(tokens) == config.experts.routing.num_experts
-        assert sum(tokens) >= computed * config.num_layers * config.experts.routing.top_k
+        assert {len(layer) for layer in tokens} == {config.experts.routing.num_experts}
+        assert sum(map(sum, tokens)) >= computed * config.num_layers * config.experts.routing.top_k
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERT_CASES if name not in OTHER_SHAPES])

@@ -224,7 +224,8 @@ TWO_ROWS = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_stages_send_what_is_planned(name, folder_of):
-    """One row of hidden states for each token, as 32-bit floats; plans count no second one."""
+    """Hidden states of each token, as 32-bit floats, and a second row where one is left to norm or
+    to add up."""
     spec, checkpoint = open_spec(folder_of(name)), open_checkpoint(folder_of(name))
     plan = plan_step(load_checkpoint(checkpoint, checkpoint.config()))[0]
     parallel, (device, _) = Parallel(pp=2), find_device("epyc-turin")
@@ -232,7 +233,7 @@ def test_stages_send_what_is_planned(name, folder_of):
     (sent,) = transfers(model, RowCounts(3, 1, [0]), link_between(device, parallel))
     widths = [value.width for value in plan.stage(Stage(0, 2)).outputs]
     assert sum(widths) == spec.hidden_size * (2 if name in TWO_ROWS else 1)
-    assert sent.num_bytes == 3 * 4 * spec.hidden_size
+    assert sent.num_bytes == 3 * 4 * sum(widths)
 
 
 @pytest.mark.parametrize("name", tiny_hybrids.CASES)

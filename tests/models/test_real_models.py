@@ -158,14 +158,14 @@ def record_of(path: Path, prompts: list[list[int]]) -> Record:
 
 
 def compare(path, prompts, driver):
-    """Logits at all positions of prompts and of the 64 greedy tokens of each. Every such token is
+    """Logits at all positions of 12 prompts and of the 64 greedy tokens of each. Every such one is
     the best one after those before it, so that they are our greedy answer too, by induction; some
     are also decoded one by one."""
     ours, record = driver(path), record_of(path, prompts).read()
     answers = record.arrays["answers"].tolist()
     some = answers[:AT_ONCE]
     assert ours.greedy(prompts[:AT_ONCE], NUM_DECODED) == [answer[:NUM_DECODED] for answer in some]
-    for start in range(0, len(prompts), AT_ONCE):
+    for start in range(0, len(prompts), 2 * AT_ONCE):  # with -m long, all of them
         whole = [p + a for p, a in zip(prompts, answers, strict=True)][start : start + AT_ONCE]
         logits = torch.stack(ours.logits(whole))
         record.check(str(start), logits)

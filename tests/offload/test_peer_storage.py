@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
+import time
 
 import pytest
 
@@ -19,6 +21,8 @@ KEYS = following_keys(root_key(""), range(40), 4)
 
 
 class Peer:
+    is_open = True
+
     """The blocks of a replica, as a table; ``error`` is what reading raises."""
 
     def __init__(self):
@@ -31,7 +35,7 @@ class Peer:
     def write(self, name, content):
         self.blocks[name] = bytes(content)
 
-    def read(self, name, content):
+    def read(self, name, content, ahead=()):
         if self.error is not None:
             raise self.error
         if name not in self.blocks:
@@ -190,6 +194,31 @@ def test_what_is_gone_when_it_is_read_is_a_miss(storage):
     storage.read(KEYS[0], 2)
     assert finished(storage, 1) == [FinishedTransfer(2, is_read=True, is_good=False)]
     assert misses(storage) == {"overwritten": 1}
+
+
+def test_a_slow_read_is_forgotten_after_a_while(storage, peer, monkeypatch):
+    first = storage.read_seconds
+    seconds = itertools.count(100.0, 5.0)
+    monkeypatch.setattr(peer_storage.time, "perf_counter", lambda: next(seconds))
+    put(storage, peer, KEYS[0])
+    storage.read(KEYS[0], 3)
+    finished(storage, 1)
+    slow, later = storage.read_seconds, time.monotonic() + 3600
+    assert slow > 0.5
+    monkeypatch.setattr(peer_storage.time, "monotonic", lambda: later)
+    assert storage.read_seconds == pytest.approx(first)
+
+
+def test_a_source_without_a_link_is_not_waited_for(storage, peer):
+    peer.is_open = False
+    storage.expect(0, KEYS)
+    assert KEYS[0] not in storage
+    peer.is_open = True
+    storage.expect(0, KEYS)
+    storage.read(KEYS[0], 0)
+    peer.is_open = False
+    assert finished(storage, 1) == [FinishedTransfer(0, is_read=True, is_good=False)]
+    assert misses(storage) == {"unreachable": 1}
 
 
 def test_its_thread_ends_with_it(rows, peer):

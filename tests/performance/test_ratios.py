@@ -142,12 +142,14 @@ def slow_kernels(program, monkeypatch):
     monkeypatch.setattr(program, "step", slow)
 
 
+@pytest.mark.long
 def test_they_see_slow_kernels(native, reference, prompts, slow_kernels):
     for kind in ("prefill", "decode"):
         assert speedup(native, reference, prompts, kind, rounds=1) < MIN_SPEEDUP[kind]
     assert over_read(native, prompts, rounds=1) > MAX_OVER_READ
 
 
+@pytest.mark.long
 def test_they_see_a_batch_computed_one_by_one(native, program, prompts, monkeypatch):
     step = program.step
 
@@ -159,6 +161,7 @@ def test_they_see_a_batch_computed_one_by_one(native, program, prompts, monkeypa
     assert of_32(native, prompts, rounds=1) > MAX_OF_32
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch_size", [1, 32])
 def test_they_see_slow_python(native, prompts, monkeypatch, batch_size):
     schedule = Scheduler.schedule
@@ -174,6 +177,7 @@ def test_they_see_slow_python(native, prompts, monkeypatch, batch_size):
     assert overhead(native, prompts, batch_size, rounds=1) > MAX_OVERHEAD[batch_size]
 
 
+@pytest.mark.long
 def test_they_see_a_prefix_computed_again(open_session, prompts):
     with open_session(enable_prefix_caching=False) as session:
         assert warm_ttft(session, prompts, rounds=1) > MAX_WARM_TTFT

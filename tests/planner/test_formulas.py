@@ -4,7 +4,7 @@ package computes."""
 from __future__ import annotations
 
 import json
-from math import ceil, inf, log, log2, sqrt
+from math import ceil, inf, log2, sqrt
 
 import pytest
 from calibrations import STEPS
@@ -61,11 +61,16 @@ def matrix_work(matrix, rows, rank):
     else:
         tp, ep = rank["parallel"]["tp"], rank["parallel"]["ep"]
         tokens, total, each = count * max(1, ep // tp), experts["total"], experts["per_token"]
-        here = tokens * each * experts["on_rank"] / total
-        if ep > 1:
-            here *= min(ep, 1 + sqrt(2 * log(ep) / (tokens * each / ep)))
-        hit = 1 - (1 - each / total) ** tokens
-        num_bytes = matrix["num_bytes"] * hit + here * width
+        uses, hit = tokens * each, total * (1 - (1 - each / total) ** tokens)
+        on_rank = experts["on_rank"]
+
+        def most(mean, left, limit):
+            above = rank["busiest"] * sqrt(mean * (1 - 1 / ep) * left)
+            return min(limit, max(1, mean + above))
+
+        here = most(uses * on_rank / total, 1, uses)
+        read = most(hit * on_rank / total, 1 - hit / total, min(on_rank, hit))
+        num_bytes = matrix["num_bytes"] * read / on_rank + here * width
         flops = 2 * matrix["inputs"] * matrix["outputs"] * here
     return matrix["count"] * num_bytes, matrix["count"] * flops
 

@@ -121,3 +121,9 @@ def test_the_summary_has_the_figures_of_the_plan():
     text = " ".join(summary(found))
     assert "2 x H100 SXM (2 replicas)" in text and "3 a second" in text
     assert f"{found.service.latency().ttft.value * 1e3:.3g} (" in text
+
+
+def test_ranks_with_requests_of_their_own_are_a_setting():
+    found = saved("deepseek-v2-lite", tp=2, ep=2, dp_attention=True, limits=LIMITS)
+    assert found["enable_dp_attention"] is found["enable_expert_parallel"] is True
+    assert EngineArgs.from_kwargs(**found).enable_dp_attention

@@ -96,6 +96,7 @@ def scores(path, **settings) -> np.ndarray:
 FROM_FILES = {method: (method, format) for method, format in CASES}.values()
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize(
     "method, format, kind",
     [*((*case, "folder") for case in CASES), *((*case, "gguf") for case in FROM_FILES)],

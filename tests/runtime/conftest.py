@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rank_threads import start_ranks
 
 from octavo.core.admission import StaticAdmission
 from octavo.core.block_manager import BlockManager
+from octavo.core.block_pools import BlockPools
 from octavo.core.drafting import DraftProposer
 from octavo.core.engine import Engine, EngineStep
 from octavo.core.host_kv_cache import HostKVCache
@@ -56,6 +58,7 @@ class Bench:
         tp: int = 1,
         pp: int = 1,
         experts: ExpertPlaces | None = None,
+        dp_attention: bool = False,
         activations: str = "auto",
         batch_invariant: bool = False,
         **limits: Any,
@@ -72,6 +75,7 @@ class Bench:
             activations=activations,
             batch_invariant=batch_invariant,
             experts=experts,
+            by_sequences=dp_attention,
         )
         sizes = RankLimits(
             num_blocks,
@@ -99,9 +103,19 @@ class Bench:
         share = None
         if rank.depth > 1 and not rank.feeds_tokens:
             share = PipelineShare(rank.depth, scheduler_config.max_num_batched_tokens)
+        blocks = BlockManager(
+            num_blocks, block_size, cache, windows, store=host_cache, states=states
+        )
+        if dp_attention:
+            blocks = BlockPools(
+                tp,
+                tp * num_blocks,
+                block_size,
+                partial(RadixPrefixCache, block_size) if prefix_caching else NoPrefixCache,
+            )
         scheduler = Scheduler(
             replace(scheduler_config, runs_ahead=rank.depth > 1),
-            BlockManager(num_blocks, block_size, cache, windows, store=host_cache, states=states),
+            blocks,
             StaticAdmission() if static else None,
             proposer,
             share,

@@ -171,6 +171,7 @@ def check(request: Request, logprobs: list) -> None:
         assert [t for t, _ in entry.top] == [t for t, _ in right.top]
 
 
+@pytest.mark.thinned(1, most=6)
 @pytest.mark.parametrize("seed", range(12))
 def test_all_kinds_of_requests_get_what_is_theirs(seed):
     """Chunks, preemptions, forks, hits of the prefix cache, aborts, drafts, padding at once."""

@@ -118,6 +118,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_answers_are_the_same_to_the_last_bit(bench, run_all, alone, kernels, name):
     variant = dict(VARIANTS[name])

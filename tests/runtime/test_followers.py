@@ -41,13 +41,14 @@ def start():
     """``start(3, does="steps")``: the home rank of a group of three, and its followers."""
     opened = []
 
-    def begin(size: int, **settings) -> tuple[ShmGroup, Followers]:
+    def begin(size: int, patience_s=0.0, **settings) -> tuple[ShmGroup, Followers]:
         memory = RankMemory(size, num_bytes=4 << 20, is_crowded=True)
         opened.append(memory)
-        followers = Followers("follower_double", memory, settings)
+        followers = Followers("follower_double", memory, settings, patience_s=patience_s)
         opened.append(followers)
         return memory.home.messages, followers
 
+    begin.opened = opened
     yield begin
     for each in reversed(opened):
         each.close()
@@ -164,8 +165,9 @@ def test_close_ends_them_even_if_they_are_stopped_and_leaves_nothing(start):
         group.meet()
     with pytest.raises(EngineError, match="have been ended"):
         followers.receive()
-    group.close()
-    group.close()
+    memory, _ = start.opened
+    memory.close()
+    memory.close()
     assert set(os.listdir("/proc/self/fd")) == files
     assert "octavo-group" not in Path("/proc/self/maps").read_text()
     assert "octavo-followers" not in [thread.name for thread in threading.enumerate()]
@@ -187,6 +189,26 @@ def test_a_rank_that_is_killed_at_any_moment_ends_the_group(start, seed):
     until(lambda: followers.failure is not None)
     assert str(followers.failure).startswith(f"rank {victim + 1} of 3 ended with signal 9")
     until(lambda: not any(map(is_running, pids)))
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_an_awaited_one_that_does_nothing_is_ended(start, is_stopped):
+    group, followers = start(3, patience_s=0.5, does="hangs")
+    followers.receive()
+    pids = followers.pids
+    if is_stopped:
+        os.kill(pids[0], signal.SIGSTOP)
+    with pytest.raises(PeerEndedError, match="^rank 1 of 3 was ended, as it had done nothing for"):
+        followers.receive()
+    until(lambda: not any(map(is_running, pids)))
+    with pytest.raises(PeerEndedError):
+        group.meet()
+
+
+def test_an_awaited_one_that_is_at_work_is_waited_for(start):
+    _, followers = start(2, patience_s=0.5, does="works", seconds=1.5)
+    followers.receive()
+    assert followers.receive() == [{"worked": True}]
 
 
 # A home rank whose followers wait: for a message, or for it to come to a meeting.

@@ -59,6 +59,7 @@ def answers(path: Path, **settings) -> tuple[list[list[int]], list[np.ndarray]]:
         return [list(output.outputs[0].token_ids) for output in outputs], logprobs
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kv", TYPES)
 def test_answers_are_those_of_the_reference_ops(model_of, size, kv):

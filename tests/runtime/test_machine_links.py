@@ -186,35 +186,6 @@ def test_as_many_messages_as_have_room_do_not_make_the_home_rank_wait():
         assert [int(receives.receive()[0]) for _ in range(sends.room)] == [*range(sends.room)]
 
 
-def test_messages_reach_ranks_of_this_machine_and_of_others():
-    class Here:
-        room = 16
-
-        def __init__(self):
-            self.sent, self.is_aborted = [], False
-
-        def pieces(self, num_words):
-            return 3
-
-        def send(self, words):
-            self.sent.append(words.tolist())
-
-        def abort(self):
-            self.is_aborted = True
-
-    here = Here()
-    with two_ends() as (home, follower):
-        home.start({})
-        follower.start({WORDS: 4096})
-        sends = SentMessages([home], here)
-        assert (sends.room, sends.pieces(9)) == (16, 3)
-        sends.send(array("i", [7, 8]))
-        assert here.sent == [[7, 8]]
-        assert ReceivedMessages(follower).receive().tolist() == [7, 8]
-        sends.abort()
-        assert here.is_aborted
-
-
 @pytest.mark.parametrize(
     ("text", "why"),
     [(b'{"error": "BadMessage: no"}', "BadMessage: no"), (b"{}", "no error"), (b"[", "no error")],

@@ -75,11 +75,13 @@ def test_preemptions_change_nothing(bench, run_all, alone):
 # -- families, of more layers than stages ----------------------------------------------------------
 
 
+@pytest.mark.thinned(1)
+@pytest.mark.parametrize("layout", [(1, 2), (1, 3), (2, 2), (2, 3), (3, 3), (1, 5)])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_families(bench_of, run_all, name):
+def test_families(bench_of, run_all, name, layout):
     config = deeper(CONFIGS[name], 5)
     bench = bench_of(random_model(config), config)
-    check_alike(bench, run_all, [(1, 2), (1, 3), (2, 2), (2, 3), (3, 3), (1, 5)])
+    check_alike(bench, run_all, [layout])
 
 
 def check_alike(bench, run_all, layouts, **settings):

@@ -237,13 +237,31 @@ def test_a_rank_packs_its_own_experts_alone():
 def test_all_ranks_count_all_tokens_of_experts(bench_of, run_all):
     config = MIXTURES["mixtral"]
     bench = bench_of(random_model(config), config)
-    loads = []
-    for more in ({}, {"tp": 2, "experts": places_of(config, 2)}):
+    places = places_of(config, 2)
+    counted = []
+    for more in ({}, {"tp": 2, "experts": places}):
         engine = bench.engine(kernels="native", max_model_len=64, **more)
         run_all(engine, short_requests(config.vocab_size))
-        loads.append(engine.executor.probe().expert_tokens())
-    assert loads[0] == loads[1]
-    assert sum(loads[0]) > 0
+        probe = engine.executor.probe()
+        counted.append(([layer.tolist() for layer in probe.expert_loads()], probe.expert_figures()))
+    (loads, alone), (others, shared) = counted
+    assert loads == others
+    assert sum(map(sum, loads)) > 0
+    assert not any(alone[name] for name in alone if "rank" in name)
+    of_ranks = [
+        sum(
+            count
+            for layer, places_of_layer in zip(loads, places.layers, strict=True)
+            for count, ranks in zip(layer, places_of_layer, strict=True)
+            if ranks == (rank,)
+        )
+        for rank in (0, 1)
+    ]
+    assert list(shared["expert_rank_tokens"]) == of_ranks
+    busiest = shared["expert_busiest_rank_tokens"]
+    assert len(busiest) == len(loads)
+    for rows, layer in zip(busiest, loads, strict=True):
+        assert sum(layer) / 2 <= rows <= sum(layer)
 
 
 # -- recurrent layers -----------------------------------------------------------------------------

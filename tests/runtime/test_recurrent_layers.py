@@ -45,6 +45,7 @@ def alone(hybrid, run_all, name, kernels):
     return run_all(engine, requests(), together=False)[0]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("variant", ["budget 1", "budget 7", "tiny pool", "unchunked"])
 def test_answers_are_the_same_to_the_last_bit(hybrid, run_all, name, kernels, alone, variant):
     options = dict(VARIANTS[variant])

@@ -115,6 +115,7 @@ def logprobs_of(bench, run_all, kernels, params, prompt, rules=FREE, **settings)
     return [entry.logprob for entry in answers["r"][1]]
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize(("sinks", "window"), [(4, 60), (0, 33), (1, 16), (17, 79)])
 def test_a_prompt_is_what_a_shifted_cache_says(bench, run_all, kernels, sinks, window):
@@ -165,11 +166,10 @@ def alone(request, bench, run_all):
     return request.param, run_all(engine, make_requests(bench), together=False)[0]
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_answers_are_the_same_to_the_last_bit(bench, run_all, alone, name):
     kernels, answers = alone
-    if kernels == "reference" and name not in ("as it comes", "blocks of 48", "no prefix cache"):
-        pytest.skip("what these vary is the same for all kernels, and these take long")
     engine = engine_of(bench, kernels, **{"num_blocks": 64, **VARIANTS[name]})
     if name == "budget 5":
         engine.scheduler = FaultyScheduler.in_place_of(engine.scheduler, preempts=every(500))

@@ -28,8 +28,6 @@ KERNELS = [
     ),
 ]
 WINDOWS = {"all": (20, 20, 20), "some": (20, None, 33)}
-# What the others vary is the scheduler's, whatever the kernels; and these take long.
-OF_REFERENCE = ("as it comes", "budget 5", "tiny pool, host cache")
 VARIANTS = {
     "as it comes": {},
     "blocks of 32": {"block_size": 32},
@@ -93,11 +91,10 @@ def one_table(request, bench, run_all):
     return request.param, run_all(engine, requests, together=False)[0]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_answers_are_the_same_to_the_last_bit(bench, run_all, one_table, streams, name):
     kernels, answers = one_table
-    if kernels == "reference" and name not in OF_REFERENCE:
-        pytest.skip("as with the native kernels")
     groups = group_layers(bench.config.kv_layers)
     num_blocks = 256
     if name.startswith("tiny pool"):  # that holds the longest request, and hardly more

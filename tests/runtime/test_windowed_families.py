@@ -55,6 +55,7 @@ def make_requests(vocab_size: int) -> list[Request]:
     ]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("num_places", [0, 80])
 def test_who_was_preempted_goes_on_as_if_nothing_had_been(bench, run_all, wanted, num_places):
     kernels, answers = wanted

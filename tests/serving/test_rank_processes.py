@@ -18,8 +18,10 @@ import pytest
 
 from octavo import LLM, SamplingParams, cli
 from octavo.base.errors import ConfigError, EngineError
+from octavo.core.host_kv_cache import AlwaysRestore
 from octavo.core.request import Request
 from octavo.kernels.cpu import library
+from octavo.offload import restore_rule
 from octavo.serving import rank_group
 from octavo.serving.load import load_engine
 from octavo.settings.engine import EngineArgs
@@ -99,6 +101,16 @@ def test_the_end_of_a_follower_is_the_end_of_the_engine(tiny_model):
             answers(llm)
 
 
+def test_a_follower_that_is_stopped_while_it_starts_ends_the_start(tiny_model, monkeypatch):
+    support = Path(__file__).resolve().parent.parent / "support"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(support), *filter(None, sys.path)]))
+    monkeypatch.setattr(rank_group, "_FOLLOWER", "stopped_follower")
+    with pytest.raises(ConfigError, match="rank 1 of 2 was ended, as it had done nothing for 1 s"):
+        LLM(str(tiny_model), tensor_parallel_size=2, start_timeout=1.0, **SETTINGS)
+    for pid in followers_of(os.getpid()):
+        wait_until_gone(pid)
+
+
 def test_a_layout_that_cannot_be_is_refused_before_anything_is_started(tiny_model, monkeypatch):
     monkeypatch.setattr("octavo.serving.rank_group.Followers", None)
     with pytest.raises(ConfigError, match="64 ranks .* the nearest is"):
@@ -173,17 +185,20 @@ def greedy(llm: LLM, num_tokens: int = 40) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def test_real_models(smollm2_gguf, gemma3_gguf):
+@pytest.mark.parametrize(
+    "fixture", ["smollm2_gguf", pytest.param("gemma3_gguf", marks=pytest.mark.long)]
+)
+def test_real_models(request, fixture):
     """Of 9 heads, of which ranks have 4 and 5, and of 4 heads of 256 values that share KV."""
-    for path in (smollm2_gguf, gemma3_gguf):
-        settings = {"threads": 2, "max_model_len": 256}
-        with LLM(str(path), **settings) as llm:
-            expected = greedy(llm)
-        for layout in ({"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}):
-            with LLM(str(path), **layout, **settings) as llm:
-                assert greedy(llm) == expected
+    path, settings = request.getfixturevalue(fixture), {"threads": 2, "max_model_len": 256}
+    with LLM(str(path), **settings) as llm:
+        expected = greedy(llm)
+    for layout in ({"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}):
+        with LLM(str(path), **layout, **settings) as llm:
+            assert greedy(llm) == expected
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("setting", ["tensor_parallel_size", "pipeline_parallel_size"])
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 def test_drafts(tiny_model, alone, method, setting):
@@ -205,15 +220,47 @@ def test_an_engine_folder(tiny_model, tmp_path, alone):
             assert answers(llm) == expected
 
 
-@pytest.mark.parametrize("setting", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_kv_in_a_folder_is_refused(tiny_model, tmp_path, setting):
-    with pytest.raises(ConfigError, match=f"one of 2 ranks; .*{setting}=1"):
-        LLM(
-            str(tiny_model),
-            **{setting: 2},
-            kv_offload=f"{tmp_path}:64MiB",
-            **SETTINGS,
-        )
+LAYOUTS = [
+    {"tensor_parallel_size": 2},
+    {"pipeline_parallel_size": 2},
+    {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+]
+
+
+@pytest.fixture
+def _always_reads(monkeypatch):
+    """A model this small is sooner computed."""
+    monkeypatch.setattr(restore_rule, "predicted_rule", lambda *_: AlwaysRestore())
+
+
+def cached(model, tmp_path, **settings):
+    """Answers to a prompt of 75 tokens, how many of them were in the folder, and its errors."""
+    place = f"{tmp_path}:1MiB"
+    with LLM(str(model), kv_offload=place, **{**SETTINGS, "threads": 4, **settings}) as llm:
+        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=0)
+        (output,) = llm.generate([{"prompt_token_ids": [*range(5, 80)]}], params)
+        stats = llm._text_engine.engine.stats()
+        logprobs = output.outputs[0].logprobs
+        found = (output.outputs[0].token_ids, logprobs, stats.kv_store_errors)
+        return found, stats.prefix_tokens_from_disk
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_kv_of_all_ranks_is_found_again_in_a_folder(tiny_model, tmp_path, layout, _always_reads):
+    expected, _ = cached(tiny_model, tmp_path / "of one")
+    for from_folder in (0, 64):
+        assert cached(tiny_model, tmp_path / "of all", **layout) == (expected, from_folder)
+    assert followers_of(os.getpid()) == []
+
+
+def test_another_layout_finds_nothing(tiny_model, tmp_path, _always_reads):
+    found = [cached(tiny_model, tmp_path, **layout) for layout in ({}, *LAYOUTS)]
+    assert found == [(found[0][0], 0)] * 4
+
+
+def test_ranks_that_add_up_keep_no_kv_elsewhere(tiny_model, tmp_path):
+    with pytest.raises(ConfigError, match="have KV in memory of their own"):
+        cached(tiny_model, tmp_path, tensor_parallel_size=2, kernels="fused")
     assert followers_of(os.getpid()) == []
 
 
@@ -270,9 +317,9 @@ def test_a_live_pipeline_takes_the_steps_of_a_simulated_one(tiny_model):
 ENGINE = """
 import sys
 from octavo import LLM, SamplingParams
-tp, pp = map(int, sys.argv[2:])
+tp, pp, ep = map(int, sys.argv[2:])
 sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "threads": tp * pp}
-llm = LLM(sys.argv[1], max_model_len=128, kernels="native", **sizes)
+llm = LLM(sys.argv[1], max_model_len=128, kernels="native", enable_expert_parallel=ep > 1, **sizes)
 params = SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True)
 print("ready", flush=True)
 while sys.stdin.readline():
@@ -286,10 +333,13 @@ MEETINGS_OF_A_STEP = 20  # and some more, of two layers
 
 
 @contextlib.contextmanager
-def engine_of(model, tp: int, pp: int) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """An engine in a process of its own, and its followers."""
+def engine_of(
+    model, tp: int, pp: int, ep: int = 1
+) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """An engine in a process of its own, and its followers; with ``ep`` above 1, experts are whole
+    on ranks."""
     process = subprocess.Popen(
-        [sys.executable, "-c", ENGINE, str(model), str(tp), str(pp)],
+        [sys.executable, "-c", ENGINE, str(model), str(tp), str(pp), str(ep)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -323,9 +373,11 @@ def wait_for_exchanges(pid: int, count: int) -> None:
         assert time.monotonic() < deadline
 
 
-def check_an_end_after(exchanges: int, model, who: int, signum: int, tp: int, pp: int) -> None:
+def check_an_end_after(
+    exchanges: int, model, who: int, signum: int, tp: int, pp: int, ep: int = 1
+) -> None:
     """Check the end of all when rank ``who`` ends; 0 is the home rank."""
-    with engine_of(model, tp, pp) as (home, followers):
+    with engine_of(model, tp, pp, ep) as (home, followers):
         home.stdin.write(1000 * "go\n")
         home.stdin.flush()
         wait_for_exchanges(home.pid, exchanges)
@@ -350,10 +402,12 @@ SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
 ENDS = [(*each, signum) for each in RANKS for signum in SIGNALS]
 
 
-@pytest.mark.parametrize(("tp", "pp", "who", "signum"), ENDS)
-def test_an_end_at_an_exchange_is_the_end_of_all(tiny_model, tp, pp, who, signum):
-    for exchanges in (1, 57):
-        check_an_end_after(exchanges, tiny_model, who, signum, tp, pp)
+@pytest.mark.thinned(1)
+@pytest.mark.parametrize("exchanges", [1, 57])
+@pytest.mark.parametrize("end", ENDS)
+def test_an_end_at_an_exchange_is_the_end_of_all(tiny_model, end, exchanges):
+    tp, pp, who, signum = end
+    check_an_end_after(exchanges, tiny_model, who, signum, tp, pp)
 
 
 @pytest.mark.long
@@ -361,6 +415,28 @@ def test_an_end_at_an_exchange_is_the_end_of_all(tiny_model, tp, pp, who, signum
 def test_an_end_at_any_exchange_of_twenty_steps(tiny_model, tp, pp, who, signum):
     for exchanges in range(1, 20 * MEETINGS_OF_A_STEP, 4 if pp == 1 else 12):
         check_an_end_after(exchanges, tiny_model, who, signum, tp, pp)
+
+
+# The same with whole experts on ranks, which meet once more in each layer that has some.
+EXPERT_ENDS = [
+    (tp, pp, who, signum)
+    for tp, pp in ((2, 1), (2, 2))
+    for who in range(tp * pp)
+    for signum in SIGNALS
+]
+
+
+@pytest.mark.parametrize(("tp", "pp", "who", "signum"), [EXPERT_ENDS[2], EXPERT_ENDS[3]])
+def test_an_end_at_an_exchange_of_whole_experts(tiny_hf, tp, pp, who, signum):
+    for exchanges in (1, 57):
+        check_an_end_after(exchanges, tiny_hf("mixtral"), who, signum, tp, pp, ep=tp)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("tp", "pp", "who", "signum"), EXPERT_ENDS)
+def test_an_end_at_any_exchange_of_whole_experts(tiny_hf, tp, pp, who, signum):
+    for exchanges in range(1, 20 * MEETINGS_OF_A_STEP, 4 if pp == 1 else 12):
+        check_an_end_after(exchanges, tiny_hf("mixtral"), who, signum, tp, pp, ep=tp)
 
 
 # -- ranks that add up their results, as GPUs do -------------------------------------------------

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,10 +18,11 @@ import pytest
 
 pytest.importorskip("cryptography", reason="connections between machines need certificates")
 
+from tiny_transformers import make_model
+
 from octavo import LLM, SamplingParams
 from octavo.base.errors import ConfigError, EngineError
 from octavo.kernels.cpu import library
-from octavo.serving.model_content import model_content
 from tests.conftest import write_tiny_model
 
 pytestmark = [
@@ -71,6 +73,20 @@ def remote_ranks(parent: int | None = None) -> list[int]:
     return [int(line) for line in listed.stdout.split()]
 
 
+def followers_of(pid: int) -> list[int]:
+    """The ranks that a first rank of a stage has started on its machine."""
+    listed = subprocess.run(
+        ["pgrep", "-P", str(pid), "-f", "rank_process"], capture_output=True, text=True
+    )
+    return [int(line) for line in listed.stdout.split()]
+
+
+def all_ranks() -> list[int]:
+    """Those of all machines, without the home rank."""
+    first = remote_ranks()
+    return [*first, *(pid for each in (os.getpid(), *first) for pid in followers_of(each))]
+
+
 def is_running(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -106,6 +122,30 @@ def test_hidden_states_go_from_one_machine_to_the_next(model, alone):
         assert answers(llm) == alone
 
 
+@pytest.mark.parametrize(("tp", "pp"), [(2, 2), (2, 3), (3, 2)])
+def test_answers_of_stages_of_several_ranks_are_those_of_one_rank(model, alone, tp, pp):
+    layout = {**stages(pp), "tensor_parallel_size": tp}
+    with LLM(str(model), **layout, **SETTINGS) as llm:
+        ranks = all_ranks()
+        assert len(ranks) == tp * pp - 1
+        assert answers(llm) == alone
+        assert answers(llm) == alone
+    wait_until_gone(*ranks)
+
+
+def test_whole_experts_on_ranks_of_several_machines(tmp_path, model):
+    """Every rank of a stage has some of the experts."""
+    mixture = tmp_path / "mixtral"
+    ids = {"vocab_size": 260, "eos_token_id": 256, "bos_token_id": 257}
+    make_model("mixtral", **ids).save_pretrained(mixture)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(model / file, mixture / file)
+    expected = answers(LLM(str(mixture), **SETTINGS))
+    layout = {**stages(2), "tensor_parallel_size": 2, "enable_expert_parallel": True}
+    with LLM(str(mixture), **layout, **SETTINGS) as llm:
+        assert answers(llm) == expected
+
+
 def test_no_secret_is_on_a_command_line_or_in_an_environment(model, monkeypatch):
     monkeypatch.setenv("OCTAVO_API_KEY", "a key")
     with LLM(str(model), **stages(2), **SETTINGS):
@@ -125,10 +165,16 @@ def test_no_secret_is_on_a_command_line_or_in_an_environment(model, monkeypatch)
         (other("talks"), r"exit status 7; its last words:\na line for people"),
         (other("version"), r"rank 1 of 2 on .* at 127.*: octavo is 0\.0\.7 there, and .* here"),
         (other("kernels"), r"kernel ABI is \d+ there, and \d+ here"),
-        (other("model"), r"model content is [0-9a-f]{64} there, and another here"),
+        (
+            other("model"),
+            r"rank 0 \(.*\): digest of the model's weights is [0-9a-f]{32} there, and others here$",
+        ),
         (other("no-model"), r"elsewhere is not on this machine: put the model that rank 0 has"),
         (other("processor"), r"rank 0 computes with \w+ instructions, which this machine lacks.*"),
-        (other("memory"), r"rank 1 has 0\.00 GiB of free memory, and KV of its layers takes"),
+        (
+            other("memory=1000"),
+            r"max_model_len 128 needs 8 blocks .* has 1; rank 1 of 2 on .* has room for no more",
+        ),
     ],
 )
 def test_a_machine_that_does_not_fit_is_refused_by_what_differs(model, command, why):
@@ -147,7 +193,8 @@ def test_stages_of_other_layouts_do_not_connect_to_each_other(model):
     [
         ({"stage_command": ("python",)}, "pipeline_parallel_size must be 2, not 1"),
         ({"stage_address": "10.0.0.5"}, "stage_command names none"),
-        ({**stages(2), "tensor_parallel_size": 2}, "four times in it.* give more stages"),
+        ({**stages(2), "tensor_parallel_size": 64}, "64 ranks cannot share its .* heads"),
+        ({**stages(2), "tensor_parallel_size": 3, "threads": None}, "3 ranks need a thread"),
         ({**stages(2), "data_parallel_size": 2}, "start a server for each"),
         ({**stages(2), "stage_address": "a b"}, "is no address"),
         ({**stages(2), "stage_address": "203.0.113.9"}, "cannot be listened on"),
@@ -178,6 +225,62 @@ def test_the_end_of_a_rank_is_the_end_of_the_engine_in_words(model):
     assert re.search(r"rank \d of \d on .*: the connection was cut", str(error.value))
 
 
+@pytest.mark.parametrize("which", ["follower here", "first rank there", "follower there"])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_the_end_of_any_rank_of_any_stage_is_the_end_of_all(model, which, signum):
+    with LLM(str(model), **stages(2), tensor_parallel_size=2, **SETTINGS) as llm:
+        answers(llm)
+        (there,), (here,) = remote_ranks(), followers_of(os.getpid())
+        (beside,) = followers_of(there)
+        victim = {"follower here": here, "first rank there": there, "follower there": beside}
+        os.kill(victim[which], signum)
+        wait_until_gone(here, there, beside)
+        with pytest.raises(EngineError):
+            answers(llm)
+        with pytest.raises(EngineError):  # and it stays so
+            answers(llm)
+
+
+def test_a_rank_there_that_cannot_load_is_told_in_its_words(model):
+    with pytest.raises(
+        ConfigError,
+        match=r"rank 2 of 4 on .*: rank 3 of 4 ended with exit status 1; its last words",
+    ) as error:
+        LLM(str(model), **stages(2, other("follower")), tensor_parallel_size=2, **SETTINGS)
+    assert "ConfigError: there is no room for this rank" in str(error.value)
+    assert not [pid for pid in all_ranks() if is_running(pid)]
+
+
+def test_a_rank_here_that_cannot_load_is_told_in_its_words(model, monkeypatch):
+    monkeypatch.setattr("octavo.serving.stage_ranks._FOLLOWER", "refusing_follower")
+    with pytest.raises(
+        ConfigError, match=r"size: rank 1 of 4 ended with .*\n.*no room for this rank"
+    ):
+        LLM(str(model), **stages(2), tensor_parallel_size=2, **SETTINGS)
+    assert not [pid for pid in all_ranks() if is_running(pid)]
+
+
+def test_the_machine_that_has_room_for_the_fewest_blocks_sizes_the_pool(model):
+    """It has a quarter of a MiB, half of which is for KV, of two of the four layers."""
+    with LLM(str(model), **stages(2), **SETTINGS) as llm:
+        most = llm._loaded.info["kv_blocks"]
+    with LLM(str(model), **stages(2, other(f"memory={1 << 18}")), **SETTINGS) as llm:
+        info = llm._loaded.info
+        choices = llm._loaded.config.choices
+        block_bytes = 16 * 2 * (2 * 2 * 16 * 2)  # tokens, layers, and bfloat16 of two heads
+        assert info["kv_blocks"] == (1 << 17) // block_bytes < most
+        assert any("rank 1 of 2 on" in choice and "no more" in choice for choice in choices)
+        assert [(each["stage"], each["layers"]) for each in info["stages"]] == [
+            (0, [0, 2]),
+            (1, [2, 4]),
+        ]
+        assert [each["memory_bytes"] == 1 << 30 for each in info["stages"]] == [True, False]
+        assert sum("of free memory beside its weights" in choice for choice in choices) == 2
+    too_many = {**stages(2, other(f"memory={1 << 18}")), "num_blocks": most}
+    with pytest.raises(ConfigError, match=r"rank 1 of 2 on .* has 0\.00 GiB .* lower num_blocks"):
+        LLM(str(model), **too_many, **SETTINGS)
+
+
 @pytest.mark.parametrize("words", [[99], [1, 2, 3], [1, *[-1] * 40], [2, 5], [1 << 30] * 3000])
 def test_words_that_are_no_step_end_the_rank_and_the_engine(model, words):
     with LLM(str(model), **stages(2), **SETTINGS) as llm:
@@ -205,21 +308,6 @@ def test_ranks_end_with_the_home_rank_however_that_ends(model):
         wait_until_gone(remote)
 
 
-def test_the_content_of_a_model_is_that_of_its_weights_and_settings(model, tmp_path):
-    import shutil
-
-    copy = tmp_path / "elsewhere"
-    shutil.copytree(model, copy)
-    assert model_content(copy) == model_content(model)
-    (copy / "README.md").write_text("other words")
-    assert model_content(copy) == model_content(model)
-    weights = next(copy.glob("*.safetensors"))
-    data = bytearray(weights.read_bytes())
-    data[-1] ^= 1
-    weights.write_bytes(data)
-    assert model_content(copy) != model_content(model)
-
-
 def test_a_real_model(smollm2_gguf):
     params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
     prompts = ["The capital of France is", "Once upon a time", "def add(a, b):"]
@@ -236,7 +324,7 @@ def test_a_real_model(smollm2_gguf):
 TWO_MACHINES = OTHER_MACHINE.with_name("two_machines.py")
 
 
-def on_two_machines(does: str, model: Path) -> dict:
+def on_two_machines(does: str, model: Path, tp: int) -> dict:
     """Run two_machines.py; skips where the system has no such namespaces for a user."""
     try:
         subprocess.run(
@@ -259,7 +347,7 @@ def on_two_machines(does: str, model: Path) -> dict:
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no network namespaces for a user here: {error}")
     done = subprocess.run(
-        ["unshare", "-rnm", sys.executable, str(TWO_MACHINES), does, str(model)],
+        ["unshare", "-rnm", sys.executable, str(TWO_MACHINES), does, str(model), str(tp)],
         capture_output=True,
         text=True,
     )
@@ -268,23 +356,25 @@ def on_two_machines(does: str, model: Path) -> dict:
 
 
 @pytest.mark.long
-def test_two_machines_answer_as_one(model, alone):
-    said = on_two_machines("answers", model)
-    assert said == {"answers": [tokens for tokens, _ in alone], "ranks": 1}
+@pytest.mark.parametrize("tp", [1, 2])
+def test_two_machines_answer_as_one(model, alone, tp):
+    said = on_two_machines("answers", model, tp)
+    assert said == {"answers": [tokens for tokens, _ in alone], "ranks": tp}
 
 
 @pytest.mark.long
 def test_a_server_on_two_machines(model):
-    said = on_two_machines("serves", model)
-    assert said["ranks"] == 1
+    said = on_two_machines("serves", model, 2)
+    assert said["ranks"] == 2
     assert len(set(said["answers"])) == 1 and len(said["answers"]) == 2
 
 
 @pytest.mark.long
-def test_a_cable_that_is_cut_ends_the_engine_and_leaves_nothing(model, alone):
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_cable_that_is_cut_ends_the_engine_and_leaves_nothing(model, alone, tp):
     """Neither end is told: they hear nothing of each other any more."""
-    said = on_two_machines("cut", model)
+    said = on_two_machines("cut", model, tp)
     assert said["answers"] == [tokens for tokens, _ in alone]
-    assert (said["ranks"], said["left"]) == (1, 0)
+    assert (said["ranks"], said["left"]) == (tp, 0)
     assert len(said["raised"]) == 1
     assert re.search("nothing was heard|took too long|timed out|was cut", said["raised"][0])

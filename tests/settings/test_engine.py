@@ -78,6 +78,7 @@ def test_what_is_no_size(text):
         ({"enable_expert_parallel": True}, "tensor_parallel_size, which is 1"),
         ({"expert_placement": "p.json", "tensor_parallel_size": 2}, "which is off"),
         ({"save_expert_loads": "l.json", "data_parallel_size": 2}, "2 replicas would write"),
+        ({"save_expert_loads": "l.json", "pipeline_parallel_size": 2}, "last stage's layers alone"),
     ],
 )
 def test_settings_of_experts_that_mean_nothing(settings, said):
@@ -288,8 +289,7 @@ def test_none_is_the_default_of_a_setting_and_numpys_numbers_are_numbers():
 @pytest.mark.parametrize(
     "settings, words",
     [
-        ({"prefill_replicas": 1}, "set data_parallel_size to 2"),
-        ({"prefill_replicas": 2, "data_parallel_size": 2}, "leaves none for answers"),
+        ({"prefill_replicas": 1, "data_parallel_size": "2..3"}, "do not come and go"),
         ({"prefill_replicas": -1}, "at least 0"),
         ({"kv_buffer_size": "1GiB"}, "without prefill_replicas"),
         (
@@ -301,14 +301,6 @@ def test_none_is_the_default_of_a_setting_and_numpys_numbers_are_numbers():
             "do not go together",
         ),
         (
-            {"prefill_replicas": 1, "data_parallel_size": 2, "tensor_parallel_size": 2},
-            "a part of the KV",
-        ),
-        (
-            {"prefill_replicas": 1, "data_parallel_size": 2, "pipeline_parallel_size": 2},
-            "each stage has a part",
-        ),
-        (
             {"prefill_replicas": 1, "data_parallel_size": 2, "kv_buffer_size": "much"},
             "no size in bytes",
         ),
@@ -317,6 +309,30 @@ def test_none_is_the_default_of_a_setting_and_numpys_numbers_are_numbers():
 def test_prompts_that_cannot_be_apart_are_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
         EngineArgs("m", **settings)
+
+
+@pytest.mark.parametrize("size, words", [(1, "set data_parallel_size to 3"), (2, "leaves none")])
+def test_a_server_needs_replicas_for_answers(size, words):
+    """An engine that it has placed on another machine may be the only one there."""
+    args = EngineArgs("m", prefill_replicas=2, data_parallel_size=size)
+    with pytest.raises(ConfigError, match=words):
+        args.check_server()
+    with pytest.raises(ConfigError, match="only a server has replicas for prompts"):
+        args.refuse_replicas()
+    EngineArgs("m", prefill_replicas=2, data_parallel_size=3, distributed="ray").check_server()
+
+
+def test_a_block_has_the_parts_of_all_ranks():
+    args = EngineArgs(
+        "m",
+        data_parallel_size=2,
+        prefill_replicas=1,
+        kv_buffer_size="1MiB",
+        tensor_parallel_size=2,
+        pipeline_parallel_size=2,
+    )
+    capacity = Capacity("cpu", "float32", 512, 64, 1 << 30, "float32", num_parts=2)
+    assert resolve(args, capacity).cache.offload.num_places == (1 << 20) // (16 * 64 * 2)
 
 
 def test_arriving_kv_has_places_in_host_memory():

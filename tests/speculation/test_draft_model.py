@@ -142,6 +142,7 @@ def plain(bench):
     return run_all(bench.engine(None), make_requests())
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "settings",
     [{}, {"num_blocks": 12}, {"max_num_batched_tokens": 17}, {"max_num_seqs": 2}],

@@ -19,6 +19,7 @@ def serve(membership, settings, home):
         "echoes": echo,
         "returns": lambda *_: None,
         "hangs": lambda *_: time.sleep(600),
+        "works": work,
     }[settings["does"]](group, settings, home)
 
 
@@ -32,6 +33,15 @@ def follow_steps(group, settings, home):
 def echo(group, settings, home):
     while True:
         home.send({"words": int(group.receive().sum())})
+
+
+def work(group, settings, home):
+    """Compute for some time, and then say so."""
+    end = time.process_time() + settings["seconds"]
+    while time.process_time() < end:
+        pass
+    home.send({"worked": True})
+    time.sleep(600)
 
 
 def refuse(group, settings, home):

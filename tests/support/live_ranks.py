@@ -27,10 +27,15 @@ def ids_of(stream: Any) -> list[int]:
 
 async def signalled(server: Any, module: str, signum: int) -> list[int]:
     """The tokens of an answer in the middle of which the only process of a module got a signal."""
+    (process,) = server.processes_of(module)
+    return await signalled_process(server, process, signum)
+
+
+async def signalled_process(server: Any, process: int, signum: int) -> list[int]:
+    """The same of a process."""
     stream = await server.stream(BODY)
     for _ in range(3):
         await stream.next()
-    (process,) = server.processes_of(module)
     os.kill(process, signum)
     return ids_of(await stream.rest())
 

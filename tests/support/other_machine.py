@@ -24,15 +24,21 @@ if what == "version":
 elif what == "kernels":
     rank_facts.OCT_ABI_VERSION += 1
 elif what == "model":
-    remote_follower.model_content = lambda path: "another"
+    remote_follower.fingerprint = lambda path: {
+        **model_content.fingerprint(path),
+        "digest of the model's weights": "others",
+    }
 elif what == "no-model":
     remote_follower.Path = lambda path: model_content.Path(path + "-elsewhere")
 elif what == "processor":
     library._this_cpu = lambda: dataclasses.replace(machine.cpu(), isa=())
-elif what == "memory":
-    from octavo.serving import follower
+elif what.startswith("memory="):
+    free = int(what.partition("=")[2])
+    machine.memory = lambda: machine.Memory(1 << 30, free, None)
+elif what == "follower":
+    from octavo.serving import stage_ranks
 
-    follower.memory = lambda: machine.Memory(1 << 30, 1000, None)
+    stage_ranks._FOLLOWER = "refusing_follower"
 elif what == "silent":
     time.sleep(600)
 elif what == "stage":

@@ -7,6 +7,7 @@ before: of the same work on less, or without what is said to disturb it, or else
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 
@@ -14,6 +15,7 @@ Clock = Callable[[], float]
 
 _ROUNDS = 10_000  # of a measurement: a millisecond, or less
 _REPEATS = 5
+_SLEEP = 0.005
 
 
 def python_seconds(rounds: float, clock: Clock = time.process_time) -> float:
@@ -28,6 +30,17 @@ def python_seconds(rounds: float, clock: Clock = time.process_time) -> float:
 def least_seconds(work: Callable[[], object], repeats: int = 3, clock: Clock = time.process_time):
     """Seconds of the quickest of some times that ``work`` is done."""
     return min(_seconds_of(work, clock) for _ in range(repeats))
+
+
+def lateness(sleeps: int = 15) -> float:
+    """By how many seconds a thread that sleeps goes on too late, in the median: hardly any where a
+    core is free, and tens of milliseconds where many others wait for one."""
+    found = []
+    for _ in range(sleeps):
+        begin = time.perf_counter()
+        time.sleep(_SLEEP)
+        found.append(time.perf_counter() - begin - _SLEEP)
+    return statistics.median(found)
 
 
 def _seconds_of(work: Callable[[], object], clock: Clock) -> float:

@@ -19,7 +19,7 @@ from octavo.base.errors import PeerEndedError
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.following_forward import Follower, follow
 from octavo.runtime.rank import Rank
-from octavo.runtime.rank_memory import DESCRIPTORS, Membership, RankMemory
+from octavo.runtime.rank_memory import SHARED, Membership, RankMemory, descriptors
 from octavo.serving.follower import follower_of
 
 _NUM_BYTES = 8 << 30  # of address space
@@ -56,8 +56,10 @@ def _started(spec: RankSpec, model, config, limits: RankLimits) -> Rank:
 def membership_of(memory: RankMemory, number: int) -> Membership:
     """Return the membership of a rank in a process that has the memory already."""
     ticket = memory.ticket(number)
-    copies = {name: os.dup(fd) for name in DESCRIPTORS if (fd := ticket[name]) is not None}
-    return Membership.attach(ticket | copies)
+    copies = {fd: os.dup(fd) for fd in descriptors(ticket)}
+    entries = {name: ticket[name] for name in SHARED if ticket[name] is not None}
+    mine = {name: [copies[fd], place, size] for name, (fd, place, size) in entries.items()}
+    return Membership.attach(ticket | mine | {"host": copies[ticket["host"]]})
 
 
 def _joined(spec: RankSpec, membership: Membership) -> RankSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from octavo.core.scheduler import SchedulerConfig
+from octavo.cost.pipeline import StageTimes
 from octavo.settings.engine import CacheConfig, EngineConfig
 from octavo.sim.fleet import FleetSpec
 from octavo.sim.prompts import PromptSpec
@@ -25,6 +26,7 @@ def replica_spec(
     batching: str = "continuous",
     speculation=None,
     depth: int = 1,
+    stages: int = 1,
     **limits,
 ) -> ReplicaSpec:
     config = EngineConfig(
@@ -37,7 +39,19 @@ def replica_spec(
         scheduler=SchedulerConfig(**limits),
         speculation=speculation,
     )
+    if stages > 1:
+        return ReplicaSpec(config, cost, depth=stages, stage_cost=uneven_stages(cost, stages))
     return ReplicaSpec(config, cost, depth=depth, feeds_tokens=depth > 1)
+
+
+def uneven_stages(cost, stages: int):
+    """Times of a pipeline whose last stage takes twice as long as any other."""
+
+    def times(batch) -> StageTimes:
+        each = cost(batch) / (stages + 1)
+        return StageTimes([each] * (stages - 1) + [2 * each], send=1e-4, overhead=1e-3)
+
+    return times
 
 
 def fleet_spec(cost=by_tokens, *, num_replicas=1, router="least_loaded", outages=(), apart=None,

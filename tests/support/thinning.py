@@ -9,7 +9,7 @@ compared elsewhere. All others get the mark ``long``.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import combinations
 
@@ -20,7 +20,8 @@ Case = Sequence[object]  # a value, or its number, for each parameter
 
 def covering(cases: Sequence[Case], strength: int) -> list[int]:
     """Indices of cases that have among them, of each ``strength`` parameters, all combinations of
-    values that any case has. Greedy: always the case next that adds most of them."""
+    values that any case has. Greedy: always the case next that adds most of them, and of equals the
+    one whose values have been taken least, so that costly ones are not taken again and again."""
     parts = [
         {tuple((at, case[at]) for at in ats) for ats in combinations(range(len(case)), strength)}
         for case in cases
@@ -28,14 +29,17 @@ def covering(cases: Sequence[Case], strength: int) -> list[int]:
     if not cases or len(cases[0]) <= strength:
         return list(range(len(cases)))
     left, found = set().union(*parts), []
-    most = len(parts[0])
+    taken: Counter[tuple[int, object]] = Counter()
     while left:
-        most = min(most, len(left))
-        for index, part in enumerate(parts):
-            if len(part & left) >= most:
-                found.append(index)
-                left -= part
-        most -= 1
+        adds = [len(part & left) for part in parts]
+        most = max(adds)
+        index = min(
+            (index for index, number in enumerate(adds) if number == most),
+            key=lambda index: sum(taken[value] for value in enumerate(cases[index])),
+        )
+        found.append(index)
+        left -= parts[index]
+        taken.update(enumerate(cases[index]))
     return sorted(found)
 
 

@@ -3,9 +3,9 @@
     unshare -rnm python two_machines.py DOES ...
 
 is on one of them (10.77.0.1); ``ON_THE_OTHER`` runs a command on the other one (10.77.0.2). What
-it `DOES`: ``answers MODEL`` prints the answers of a pipeline over both machines, ``serves MODEL``
-those of a server with one; ``cut MODEL`` cuts the cable between two requests, and prints how the
-engine and its other rank have ended.
+it `DOES`: ``answers MODEL TP`` prints the answers of a pipeline over both machines, of stages of so
+many ranks, ``serves MODEL TP`` those of a server with one; ``cut MODEL TP`` cuts the cable between
+two requests, and prints how the engine and its other ranks have ended.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ def lay_cable() -> None:
         run(f"{on} ip link set lo up")
 
 
-def open_pipeline(model: str):
+def open_pipeline(model: str, tp: int):
     from octavo import LLM
 
     return LLM(
         model,
+        tensor_parallel_size=tp,
         pipeline_parallel_size=2,
         stage_command=(f"{ON_THE_OTHER} {sys.executable}",),
         stage_address=HERE,
@@ -66,8 +67,8 @@ def remote_ranks() -> list[str]:
     return listed.stdout.split()
 
 
-def cut(model: str) -> dict:
-    with open_pipeline(model) as llm:
+def cut(model: str, tp: int) -> dict:
+    with open_pipeline(model, tp) as llm:
         before, ranks = answers(llm), remote_ranks()
         run("ip link set here down")
         raised = []
@@ -92,10 +93,11 @@ def cut(model: str) -> dict:
         }
 
 
-def serves(model: str) -> dict:
+def serves(model: str, tp: int) -> dict:
     from live_server import LiveServer
 
     flags = ("--pipeline-parallel-size", "2", "--stage-address", HERE, "--threads", "1")
+    flags = ("--tensor-parallel-size", str(tp), *flags)
     command = ("--stage-command", f"{ON_THE_OTHER} {sys.executable}")
     with LiveServer(model, "--port", "0", "--max-model-len", "128", *flags, *command) as server:
         body = {"prompt": PROMPTS[0], "max_tokens": 12, "temperature": 0, "ignore_eos": True}
@@ -106,13 +108,13 @@ def serves(model: str) -> dict:
 
 
 def main() -> None:
-    does, model = sys.argv[1:]
+    does, model, tp = sys.argv[1], sys.argv[2], int(sys.argv[3])
     lay_cable()
     if does == "answers":
-        with open_pipeline(model) as llm:
+        with open_pipeline(model, tp) as llm:
             print(json.dumps({"answers": answers(llm), "ranks": len(remote_ranks())}))
     else:
-        print(json.dumps({"serves": serves, "cut": cut}[does](model)))
+        print(json.dumps({"serves": serves, "cut": cut}[does](model, tp)))
 
 
 if __name__ == "__main__":

@@ -116,7 +116,10 @@ class OfflineSession:
     def rank_model(self) -> RankModel:
         """The weights and the KV cache as they lie in memory, for counting what steps do."""
         probe = self.probe
-        return live_rank_model(self.loaded.model_config, probe.matrices(), probe.kv_bytes_per_token)
+        num_ranks = self.loaded.ranks.spec.num_ranks
+        return live_rank_model(
+            self.loaded.model_config, probe.matrices(), probe.kv_bytes_per_token, num_ranks
+        )
 
     @property
     def info(self) -> dict[str, Any]:

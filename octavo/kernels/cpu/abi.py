@@ -23,7 +23,7 @@ from ctypes import (
 )
 from typing import Any
 
-OCT_ABI_VERSION = 16
+OCT_ABI_VERSION = 17
 
 OCT_OK = 0
 OCT_ERR_ARGUMENT = -1
@@ -331,7 +331,7 @@ class Expert(Structure):
 class ExpertPlaces(Structure):
     _fields_ = _fields(
         (c_int32, "rank num_ranks"),
-        (c_void_p, "begin ranks"),
+        (c_void_p, "begin ranks rows"),
     )
 
 
@@ -349,7 +349,7 @@ class ExpertsArgs(Structure):
 
 class Node(Structure):
     _fields_ = _fields(
-        (c_int32, "op meets"),
+        (c_int32, "op meets own_rows"),
         (c_void_p, "args"),
     )
 
@@ -375,6 +375,7 @@ class Batch(Structure):
         (c_void_p, "out_rows logits"),
         (POINTER(Sample), "samples"),
         (c_void_p, "logprobs probabilities tokens status row_finite needs_logits"),
+        (c_int32, "first_own_seq num_own_seqs"),
     )
 
 

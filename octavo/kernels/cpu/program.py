@@ -22,6 +22,7 @@ from octavo.kernels.cpu.layout import TILE, experts_bytes
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.recurrence import StateLayout, recurrence_structs
 from octavo.kernels.division import Division, HeadSlice, head_slices
+from octavo.kernels.expert_counts import ExpertCounts
 from octavo.kernels.expert_places import LayerPlaces
 from octavo.kernels.fused_ops import FusedNorm, FusedOp, WeightRef
 from octavo.kernels.parts import WHOLE, Part
@@ -113,9 +114,13 @@ class Program:
         self._cos_sin: list[np.ndarray] = []  # of each of these, as long as steps read it
         self._num_positions = 0
         self.seconds = 0.0  # spent in steps so far
-        # For each op of experts, the tokens that were routed to each expert so far, of all ranks:
-        # int64 [E].
-        self.expert_loads: list[np.ndarray] = []
+        mixtures = [op for op in ops if isinstance(op, fused_ops.FusedExperts)]
+        self._mixtures = {id(op): layer for layer, op in enumerate(mixtures)}
+        self.expert_counts = ExpertCounts(
+            len(mixtures),
+            mixtures[0].routing.num_experts if mixtures else 0,  # all layers have as many
+            part.size if part.experts is not None else 0,
+        )
         # Memory of the group for rows of experts, by its size: of one op after the other.
         self._expert_rows: dict[int, np.ndarray] = {}
         self._buffers = _Arena(ops, max_tokens, kept, self._division, group)
@@ -219,7 +224,8 @@ class Program:
         self._kept += [arguments for _, arguments in made]
         for index, (code, arguments) in enumerate(made, 1):
             meets = index == len(made) and self._division.meets(op)
-            yield abi.Node(code, meets, ctypes.addressof(arguments))
+            own_rows = self._division.has_own_rows(op)
+            yield abi.Node(code, meets, own_rows, ctypes.addressof(arguments))
 
     def _arguments(self, op: FusedOp) -> Iterator[tuple[int, ctypes.Structure]]:
         match op:
@@ -383,9 +389,7 @@ class Program:
         for index, expert in enumerate(op.experts):
             if division.has_expert(op, index):
                 experts[index] = self._expert(expert, *rows)
-        loads = np.zeros(len(experts), dtype=np.int64)
-        self._kept += [experts, loads]
-        self.expert_loads.append(loads)
+        self._kept.append(experts)
         arguments = abi.ExpertsArgs(
             hidden=hidden,
             inner=inner,
@@ -400,7 +404,7 @@ class Program:
             logits=self._at(op.logits),
             residual=None if op.residual is None else self._at(op.residual),
             out=self._at(op.out),
-            loads=loads.ctypes.data,
+            loads=self.expert_counts.loads[self._mixtures[id(op)]].ctypes.data,
         )
         setattr(arguments, "in", self._at(op.source))
         if division.exchanged_width(op):
@@ -409,7 +413,7 @@ class Program:
                 arguments.inner_rows = exchanged
             else:
                 arguments.output_rows = exchanged
-                arguments.places = self._expert_places(places)
+                arguments.places = self._expert_places(op, places)
         if op.norm is not None:
             arguments.norm, arguments.eps = self._constant(op.norm.weight), op.norm.eps
         self.library.check(self.library.lib.oct_check_experts(ctypes.byref(arguments)))
@@ -428,13 +432,16 @@ class Program:
                 self._expert_rows[num_bytes] = rows
         return rows
 
-    def _expert_places(self, places: LayerPlaces) -> abi.ExpertPlaces:
+    def _expert_places(self, op: fused_ops.FusedExperts, places: LayerPlaces) -> abi.ExpertPlaces:
         counts = [len(ranks) for ranks in places]
         begin = np.cumsum([0, *counts], dtype=np.int32)
         ranks = np.array([rank for each in places for rank in each], dtype=np.int32)
         self._kept += [begin, ranks]
+        rows = self.expert_counts.rank_rows[self._mixtures[id(op)]]
         part = self._division.part
-        return abi.ExpertPlaces(part.rank, part.size, begin.ctypes.data, ranks.ctypes.data)
+        return abi.ExpertPlaces(
+            part.rank, part.size, *(array.ctypes.data for array in (begin, ranks, rows))
+        )
 
     def _expert(self, expert: ExpertWeights, between: range, outputs: range) -> abi.Expert:
         rows = between, between, outputs

@@ -411,6 +411,11 @@ class EngineFacts:
         return int(self.info.get("pipeline_parallel_size", 1))
 
     @property
+    def num_ranks(self) -> int:
+        """Number of ranks of the engine, of all stages."""
+        return self.num_stages * int(self.info.get("tensor_parallel_size", 1))
+
+    @property
     def num_slots(self) -> int:
         """Number of tokens whose KV one request can hold in the pool.
 

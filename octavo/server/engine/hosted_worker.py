@@ -13,17 +13,17 @@ import os
 import sys
 import threading
 
-from octavo import __version__
 from octavo.base.errors import OctavoError
 from octavo.links.facts import Facts
 from octavo.links.handshake import connect
 from octavo.links.stream import LinkStream
 from octavo.links.ticket import receive_ticket
+from octavo.runtime.rank_facts import software_facts
 from octavo.server.engine.in_flight_record import InFlightRecord
 from octavo.server.engine.worker import prepare_process, serve
 
 # The server and the engine must have these in common.
-FACTS: Facts = {"purpose": "engine of a replica", "octavo": __version__}
+FACTS: Facts = {"purpose": "engine of a replica", **software_facts()}
 
 
 def main(record_fd: int, log_format: str) -> int:
@@ -36,7 +36,7 @@ def main(record_fd: int, log_format: str) -> int:
     except OctavoError as error:
         print(f"octavo: {error}", file=sys.stderr)
         return 1
-    return serve(LinkStream(link), InFlightRecord.open(record_fd))
+    return serve(LinkStream(link), InFlightRecord.open(record_fd), link.local_host)
 
 
 def _end_with_host() -> None:

@@ -18,20 +18,22 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import cached_property
 from typing import Any, NamedTuple
 
-from octavo import __version__
+from octavo import __version__, hub
 from octavo.base.errors import ConfigError, EngineError, EngineUnavailableError, OctavoError
 from octavo.cluster.driver_client import DriverClient
 from octavo.cluster.placement import ProcessSpec, count
+from octavo.links.facts import Facts
 from octavo.links.link import Link
 from octavo.links.listener import Listener
 from octavo.links.ticket import Address
 from octavo.server.engine.hosted_worker import FACTS
 from octavo.server.engine.in_flight_record import NUM_BYTES, names_in
 from octavo.server.engine.link_transport import LinkTransport
-from octavo.server.engine.replica_launchers import Slots, offload_of_replica
-from octavo.server.engine.wire import encode_message
+from octavo.server.engine.replica_launchers import Slots, offload_of_replica, roles_in_words
+from octavo.server.engine.wire import Message, encode_message
 from octavo.settings.engine import EngineArgs, is_gpu
 from octavo.system import machine
 from octavo.system.machine import KILL
@@ -82,6 +84,13 @@ class PlacedLaunchers:
         self._ahead: dict[int, PlacedLauncher] = {}
         self.slots = Slots()
 
+    @cached_property
+    def model(self) -> Facts:
+        """The fingerprint of the model on this machine. ModelError if that cannot be read."""
+        from octavo.serving.model_content import fingerprint  # which imports numpy
+
+        return fingerprint(hub.resolve(self.args.model))
+
     def launch_ahead(self) -> None:
         """Begin to start the first engines: they load while the server is being imported."""
         for number in range(self.args.replicas.least):
@@ -107,7 +116,7 @@ class PlacedLaunchers:
         if replicas.is_elastic:
             number = f"{replicas.least} to {number}"
         where = self._placement.settings.get("address", "this machine")
-        return f"{number}, placed by {self._placement.kind} ({where})"
+        return f"{number}, placed by {self._placement.kind} ({where}){roles_in_words(self.args)}"
 
     def release(self, name: str) -> None:
         """Give a place back, if there is a placement that has it."""
@@ -207,8 +216,19 @@ class PlacedEngine:
         link = await asyncio.shield(asyncio.wrap_future(self._link))
         transport = LinkTransport(link, protocol())
         clock = {"now": time.monotonic(), "boot": machine.boot_id()}
-        start = {"op": "start", "args": self._args, "cpus": [], "clock": clock}
+        start = {"op": "start", "args": self._args, "cpus": [], "clock": clock, **self._kv_links()}
+        start["model"] = self._launchers.model
         transport.write(encode_message(start))
+
+    def _kv_links(self) -> Message:
+        """Return what an engine is told of the links by which replicas pass on KV, if they do."""
+        args = self._launchers.args
+        if not args.prefill_replicas:
+            return {}
+        computes_prompts = self._number < args.prefill_replicas
+        peers = [] if computes_prompts else [*range(args.prefill_replicas)]
+        links = {"computes_prompts": computes_prompts, "peers": peers}
+        return {"links": {**links, "bytes": args.kv_buffer_bytes}}
 
     def kill(self, signum: int = KILL) -> None:
         self._is_killed = True
@@ -274,6 +294,7 @@ class PlacedEngine:
         )
         self._driver = placement.driver
         ask("start", name=name, spec=spec.as_json()).result()
+        self._launchers.model  # noqa: B018 - read while the process starts
         return invitation.wait(_CONNECT_SECONDS)
 
 

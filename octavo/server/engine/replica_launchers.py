@@ -91,9 +91,7 @@ class ReplicaLaunchers:
     def describe(self) -> str:
         """Return how the replicas share this machine, for the log."""
         args, size = self._args, self._args.replicas.most
-        roles = (
-            f"; {args.prefill_replicas} of them compute prompts" if args.prefill_replicas else ""
-        )
+        roles = roles_in_words(args)
         if self._num_gpus is not None:
             each = "a GPU" if self._gpus_each == 1 else f"{self._gpus_each} GPUs"
             return f"{size} replicas, each on {each} of its own{roles}"
@@ -179,6 +177,11 @@ class Slots:
 
     def give_back(self, slot: int) -> None:
         self._taken.discard(slot)
+
+
+def roles_in_words(args: EngineArgs) -> str:
+    """Return how many replicas compute prompts for the others, as the end of a sentence."""
+    return f"; {args.prefill_replicas} of them compute prompts" if args.prefill_replicas else ""
 
 
 def offload_of_replica(args: EngineArgs, slot: int) -> dict[str, str]:

@@ -37,6 +37,7 @@ from octavo.core.scheduler import SchedulerConfig
 from octavo.core.stats import StepStats, summed
 from octavo.server.engine.front import Front
 from octavo.server.engine.generation import EngineFacts, EngineState
+from octavo.server.engine.introductions import Introductions
 from octavo.server.engine.output_record import OutputRecord
 from octavo.server.engine.process import Launcher
 from octavo.server.engine.replica_pool import ReplicaPool
@@ -191,6 +192,7 @@ class ReplicaSet(Front):
         create_router: makes what chooses among the replicas of a pool that have a place.
         caches_prefixes: whether their engines keep the KV of prompts.
         num_prefill: of the first replicas, those that compute prompts for the others.
+        links_kv: these may be on other machines than those that answer, which connect to them.
         prefill_rule: which prompts they compute; None for those whose KV takes less time to pass on
             than to compute, by ``set_step_facts``.
         arguments, options: those of `Front`.
@@ -204,6 +206,7 @@ class ReplicaSet(Front):
         *arguments: Any,
         caches_prefixes: bool = True,
         num_prefill: int = 0,
+        links_kv: bool = False,
         prefill_rule: PrefillRule | None = None,
         engine_timeout: float = 300.0,
         **options: Any,
@@ -226,6 +229,7 @@ class ReplicaSet(Front):
         self._tasks: set[asyncio.Task[None]] = set()
         self._next_number = 0
         self.replicas: list[Replica] = []
+        self._introductions = Introductions(lambda: self.replicas if links_kv else ())
         for _ in range(num_replicas):
             self._create_replica()
 
@@ -416,6 +420,7 @@ class ReplicaSet(Front):
             replica.begin(caches_prefixes=self._caches_prefixes)
             self._send_step_facts(replica)
             self._send_snapshots_op(replica)
+            self._introductions.begin(replica)
             self._send_next_suspect()  # before others: nothing is there to be harmed
             self._fill()
         elif self.has_given_up:
@@ -451,6 +456,8 @@ class ReplicaSet(Front):
             case "handed_over":
                 replica.stats = record_from_list(message["record"])
                 self._hand_over(replica, message)
+            case "invited" | "unlinked":
+                self._introductions.go_on(replica, message)
             case "snapshot":
                 self._show(replica, message["snapshot"])
             case "refused":

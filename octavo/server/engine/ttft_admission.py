@@ -70,10 +70,10 @@ class TTFTAdmission:
 
     def note_step(self, before: StepStats, now: StepStats) -> None:
         """Take in the real and the predicted time of a step."""
-        if before.predicted_seconds is not None and now.predicted_seconds is not None:
+        if None not in (before.predicted_seconds, now.predicted_seconds):
             (self._prompts if now.num_prompt_tokens else self._decoding).take(
-                now.step_seconds - before.step_seconds,
-                now.predicted_seconds - before.predicted_seconds,
+                (now.measured_seconds or 0.0) - (before.measured_seconds or 0.0),
+                (now.predicted_seconds or 0.0) - (before.predicted_seconds or 0.0),
             )
 
     def predict(

@@ -8,6 +8,9 @@ To the engine, by ``op``:
     start      args: what EngineArgs takes, cpus: those to run on            (the first message)
                and clock: {now, boot}, the server's and of which start of its machine, for an engine
                that may be on another one
+               and transfer: {own, peers}, files through which KV is passed on
+               or links: {computes_prompts, peers: [replica], bytes: of what one keeps}, to other
+               machines
     add        id, ids, params: those that differ from their defaults, bad_words: [ids], priority,
                salt, tenant, weight, arrival, isolated: whether in steps of its own
                and resumed: [[index, ids, cumulative logprob]], the samples that go on from another
@@ -16,6 +19,8 @@ To the engine, by ``op``:
                and hands_over: true, if others go on with it as soon as all samples have begun
     abort      id
     peer_ended  replica      what it has not passed on by now does not come
+    invite     replica       answered by ``invited``: that replica reads the KV of this one
+    connect    replica, ticket     this one reads the KV of that replica
     release    id            what ran isolated may share steps from now on
     meter      facts: what StepFacts.as_json gives; steps are measured against these
     snapshots  is_enabled    whether to send snapshots
@@ -33,6 +38,8 @@ From the engine, by ``ev``:
     snapshot   snapshot                              of an idle engine, between steps
     idle       record                                an abort has left nothing to do
     pong       number, record
+    invited    replica, ticket                       the replica may connect by it, once
+    unlinked   replica                               the link to it has ended: another one is needed
     handed_over  id, tokens, record                  others go on: the KV of so many tokens is saved
 
 A ``record`` is the engine's StepStats; ``stats`` are those of a request, when its first token or
@@ -49,7 +56,7 @@ from operator import attrgetter
 from typing import Any
 
 from octavo.base import errors
-from octavo.base.errors import EngineError, OctavoError, PromptTooLongError
+from octavo.base.errors import ConstraintError, EngineError, OctavoError, PromptTooLongError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams, SpeculativeParams
 from octavo.core.sink_window import SinkWindowRules
@@ -205,6 +212,8 @@ def error_to_message(error: BaseException) -> Message:
         "message": str(error),
         "field": getattr(error, "field", None),
     }
+    if isinstance(error, ConstraintError):
+        message["reason"] = error.reason
     if isinstance(error, PromptTooLongError):
         message |= {"num_prompt_tokens": error.num_prompt_tokens, "limit": error.limit}
     return message
@@ -216,9 +225,11 @@ def error_from_message(message: Message) -> OctavoError:
     text = message["message"]
     if kind is PromptTooLongError:
         return PromptTooLongError(text, message["num_prompt_tokens"], message["limit"])
-    if kind is errors.InvalidRequestError:
-        error = errors.InvalidRequestError(text)
+    if kind in (errors.InvalidRequestError, errors.ConstraintError):
+        error = kind(text)
         error.field = message["field"]
+        if isinstance(error, errors.ConstraintError):
+            error.reason = message["reason"]
         return error
     if kind is errors.ModelFileError or kind is None or not issubclass(kind, OctavoError):
         return EngineError(text)

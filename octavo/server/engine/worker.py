@@ -26,8 +26,10 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from octavo import hub
 from octavo.base.errors import (
     ENDINGS,
+    ConfigError,
     EngineError,
     OctavoError,
     PeerEndedError,
@@ -41,6 +43,7 @@ from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step_meter import CountedExperts, StepMeter, SwitchableMeter
 from octavo.cost.loaded_model import live_rank_model
+from octavo.grammars.trial import TrialProcess
 from octavo.server.engine.generation import EngineFacts, GenerationStats
 from octavo.server.engine.in_flight_record import InFlightRecord, RecordedExecutor
 from octavo.server.engine.wire import (
@@ -55,16 +58,24 @@ from octavo.server.engine.wire import (
 from octavo.server.log_lines import create_formatter
 from octavo.serving.load import LoadedEngine, load_engine
 from octavo.serving.loop import EngineLoop
+from octavo.serving.mask_preparation import MaskPreparation
 from octavo.serving.outputs import Delta
-from octavo.serving.text_engine import OutputSoFar, SampleGroup, TextEngine, metrics_of
+from octavo.serving.text_engine import (
+    OutputSoFar,
+    PreparedMask,
+    SampleGroup,
+    TextEngine,
+    metrics_of,
+)
 from octavo.settings.engine import EngineArgs
 from octavo.system import machine
 from octavo.system.child_process import end_with_parent
 from octavo.system.machine import without_blas_threads
 
 if TYPE_CHECKING:
-    from octavo.offload.open_peers import TransferFiles
+    from octavo.offload.open_peers import Transfer
     from octavo.offload.peer_storage import PeerStorage
+    from octavo.offload.transfer_links import TransferLinks
 
 _log = logging.getLogger("octavo")
 
@@ -85,6 +96,7 @@ class EngineWorker:
         record: memory in which it notes the requests that it computes.
         meter: the engine's, which a ``meter`` message switches on.
         peers: the KV of other replicas, where prompts are computed apart.
+        links: to these, where they may be on other machines.
         clock_lead: seconds by which the engine's clock is ahead of the server's, at most.
 
     Raises:
@@ -98,12 +110,15 @@ class EngineWorker:
         meter: SwitchableMeter,
         send: Callable[[Message], None],
         peers: PeerStorage | None = None,
+        links: TransferLinks | None = None,
         *,
         clock_lead: float = 0.0,
     ):
         self._engine = engine
         self._clock_lead = clock_lead
-        self._peers = peers
+        self._peers, self._links = peers, links
+        if links is not None:
+            links.when_lost(lambda replica: self._loop.tell(partial(self._ask_again, replica)))
         self._to_hand_over: set[str] = set()  # unfinished requests that others go on with
         self._meter = meter
         self._flight_record = record
@@ -111,6 +126,8 @@ class EngineWorker:
         self._send = send
         self._groups: dict[str, SampleGroup] = {}  # unfinished requests, except the probe
         self._waiting: dict[str, str] = {}  # ids of first samples not computed yet, to requests
+        self._preparation = MaskPreparation()
+        self._preparing: dict[str, Message] = {}  # requests that are not added yet
         self._num_errors_in_a_row = 0
         self._snapshot: EngineSnapshot | None = None  # None while snapshots are off
         self._snapshot_is_scheduled = False
@@ -127,6 +144,8 @@ class EngineWorker:
 
     def run(self) -> None:
         """Step the engine until a ``stop`` message comes."""
+        # Making it later would hold up the streams of others: nothing else runs meanwhile.
+        self._preparation.submit(self._engine.grammars.vocabulary)
         try:
             self._loop.run()
         finally:
@@ -144,6 +163,11 @@ class EngineWorker:
             case "peer_ended":
                 if self._peers is not None:
                     self._peers.peer_ended(message["replica"])
+            case "invite":
+                self._invite(message["replica"])
+            case "connect":
+                if self._links is not None:
+                    self._links.connect(message["replica"], message["ticket"])
             case "release":
                 self._engine.end_isolation(message["id"])
             case "meter":
@@ -196,16 +220,49 @@ class EngineWorker:
 
         meter: StepMeter = RooflineMeter(StepFacts.of_json(facts).step_model())
         probe = self._engine.engine.executor.probe()
-        self._meter.switch_to(CountedExperts(meter, probe) if probe.expert_tokens() else meter)
+        self._meter.switch_to(CountedExperts(meter, probe) if probe.expert_figures() else meter)
 
     def _add(self, message: Message) -> None:
         request_id: str = message["id"]
-        self._flight_record.write([request_id])
         if "kv" in message and self._peers is not None:
             self._expect(message)
         try:
             params = SamplingParams(**message["params"])
             bad_words = tuple(map(tuple, message["bad_words"]))
+            prepare = partial(self._engine.prepare_mask, params, bad_words)
+            mask = prepare() if params.structured_outputs is None else None
+        except ENDINGS:
+            raise
+        except BaseException as error:
+            self._refuse(request_id, error)
+            return
+        if mask is not None:
+            self._add_prepared(message, params, mask)
+            return
+        # What may take a second is not for this thread. Others may overtake the request meanwhile.
+        self._preparing[request_id] = message
+
+        def done(mask: PreparedMask | BaseException) -> None:
+            self._loop.tell(partial(self._end_preparing, message, params, mask))
+
+        self._preparation.submit(prepare, done)
+
+    def _end_preparing(
+        self, message: Message, params: SamplingParams, mask: PreparedMask | BaseException
+    ) -> None:
+        request_id = message["id"]
+        if self._preparing.get(request_id) is not message:
+            return  # it was aborted
+        del self._preparing[request_id]
+        if isinstance(mask, BaseException):
+            self._refuse(request_id, mask)
+        else:
+            self._add_prepared(message, params, mask)
+
+    def _add_prepared(self, message: Message, params: SamplingParams, mask: PreparedMask) -> None:
+        request_id: str = message["id"]
+        self._flight_record.write([request_id])
+        try:
             group = self._engine.add(
                 request_id,
                 None,
@@ -217,20 +274,23 @@ class EngineWorker:
                 weight=message["weight"],
                 isolated=message["isolated"],
                 arrival_time=message["arrival"] + self._clock_lead,
-                prepared_mask=self._engine.prepare_mask(params, bad_words),
+                prepared_mask=mask,
                 resumed=[OutputSoFar(*each) for each in message.get("resumed", ())],
             )
         except ENDINGS:
             raise
         except BaseException as error:
-            if not isinstance(error, OctavoError):
-                _log.exception("request %s could not be added", request_id)
-            self._send({"ev": "refused", "id": request_id, **error_to_message(error)})
+            self._refuse(request_id, error)
             return
         self._groups[request_id] = group
         if message.get("hands_over"):
             self._to_hand_over.add(request_id)
         self._waiting[group.samples[0].request.request_id] = request_id
+
+    def _refuse(self, request_id: str, error: BaseException) -> None:
+        if not isinstance(error, OctavoError):
+            _log.error("request %s could not be added", request_id, exc_info=error)
+        self._send({"ev": "refused", "id": request_id, **error_to_message(error)})
 
     def _expect(self, message: Message) -> None:
         """Wait, when its turn comes, for the KV of a prompt that another replica has computed."""
@@ -238,6 +298,16 @@ class EngineWorker:
         keys = following_keys(root_key(message["salt"]), message["ids"][: kv["tokens"]], size)
         assert self._peers is not None
         self._peers.expect(kv["replica"], keys)
+
+    def _invite(self, replica: int) -> None:
+        """Have a replica connect, to which this one passes KV on."""
+        ticket = None if self._links is None else self._links.invite(replica)
+        if ticket is not None:
+            self._send({"ev": "invited", "replica": replica, "ticket": ticket})
+
+    def _ask_again(self, replica: int) -> None:
+        """Ask for another link to a replica, since the last one has ended."""
+        self._send({"ev": "unlinked", "replica": replica})
 
     def _hand_over(self) -> None:
         """Give up requests whose samples have all begun, and save their KV for who goes on."""
@@ -255,6 +325,7 @@ class EngineWorker:
                 self._send({**message, "record": self._record()})
 
     def _abort(self, request_id: str) -> None:
+        self._preparing.pop(request_id, None)
         group = self._groups.pop(request_id, None)
         if group is not None and self._engine.abort(request_id):
             self._waiting.pop(group.samples[0].request.request_id, None)
@@ -402,9 +473,12 @@ def prepare_process(log_format: str) -> None:
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
 
 
-def serve(connection: Connection, record: InFlightRecord) -> int:
+def serve(connection: Connection, record: InFlightRecord, own_host: str = "") -> int:
     """Load the engine that the first message asks for, and serve the connection until its end;
-    returns the exit status."""
+    returns the exit status.
+
+    ``own_host``: the address of this machine for processes on others, if it has any.
+    """
     messages = _receive(connection)
 
     def send(message: Message) -> None:
@@ -422,15 +496,19 @@ def serve(connection: Connection, record: InFlightRecord) -> int:
     meter = SwitchableMeter()
     made: Future[EngineWorker] = Future()
     threading.Thread(target=_pass_on, args=(messages, made), daemon=True).start()
+    links = _transfer_links(start, own_host)
     try:
-        loaded = _load(start["args"], record, meter, _transfer_files(start))
+        _check_model(start)
+        loaded = _load(start["args"], record, meter, links or _transfer_files(start))
     except OctavoError as error:
         send({"ev": "failed", **error_to_message(error)})
         return 1
     worker = EngineWorker(
-        loaded.text_engine, record, meter, send, loaded.peers, clock_lead=clock_lead
+        *(loaded.text_engine, record, meter, send, loaded.peers, links), clock_lead=clock_lead
     )
     loaded.ranks.when_one_ends(worker.end)
+    if hasattr(os, "fork"):
+        loaded.text_engine.grammars.trial = TrialProcess()
     made.set_result(worker)
     gc.collect()
     gc.freeze()  # the model is for ever: no collection has to look at it again
@@ -466,7 +544,34 @@ def _pass_on(messages: Iterator[Message], worker: Future[EngineWorker]) -> None:
     os._exit(0)  # the server has gone, maybe while the model was still being loaded
 
 
-def _transfer_files(start: Message) -> TransferFiles | None:
+def _check_model(start: Message) -> None:
+    """Raise ConfigError if this machine has another model than the server, which may be on another
+    machine."""
+    if "model" not in start:
+        return
+    from octavo.links.facts import difference
+    from octavo.serving.model_content import fingerprint
+
+    path = hub.resolve(start["args"]["model"])
+    if (why := difference(fingerprint(path), start["model"])) is not None:
+        raise ConfigError(
+            f"{os.uname().nodename} has another model at {path} than the server: {why}; put the "
+            "server's there"
+        )
+
+
+def _transfer_links(start: Message, own_host: str) -> TransferLinks | None:
+    """Return the links through which KV is passed on, if the message ``start`` wants them."""
+    if "links" not in start:
+        return None
+    from octavo.offload.transfer_links import TransferLinks
+
+    links = start["links"]
+    host = own_host if links["computes_prompts"] else None
+    return TransferLinks(host, links["peers"], links["bytes"])
+
+
+def _transfer_files(start: Message) -> Transfer | None:
     """Return the files through which KV is passed on, if the message ``start`` names any."""
     if "transfer" not in start:
         return None
@@ -479,7 +584,7 @@ def _load(
     args: dict[str, Any],
     record: InFlightRecord,
     meter: SwitchableMeter,
-    transfer: TransferFiles | None,
+    transfer: Transfer | None,
 ) -> LoadedEngine:
     """Load the engine over an executor that is recorded, with its meter."""
     # The server has the queue with its limits, and refuses requests before they come here.
@@ -526,7 +631,10 @@ def _facts_of(loaded: LoadedEngine, activations: str) -> EngineFacts:
     """Return the facts about a loaded engine that the server needs."""
     config, info = loaded.config, loaded.info
     probe = loaded.text_engine.engine.executor.probe()
-    model = live_rank_model(loaded.model_config, probe.matrices(), probe.kv_bytes_per_token)
+    spec = loaded.ranks.spec
+    model = live_rank_model(
+        loaded.model_config, probe.matrices(), probe.kv_bytes_per_token, spec.num_ranks
+    )
     return EngineFacts(
         max_model_len=config.scheduler.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,

@@ -300,6 +300,25 @@ FAMILIES = (
         "expert",
         figure="expert_tokens",
     ),
+    _gauge(
+        "expert_imbalance",
+        "Tokens of the expert that got most in a layer since the engine began, to the mean of all. "
+        "Layers are those that have experts, from 0 on; of a pipeline, those of its last stage.",
+        "layer",
+        figure="expert_imbalance",
+    ),
+    _counter(
+        "expert_rank_tokens",
+        "Tokens that each rank with whole experts computed, once for each of their experts.",
+        "rank",
+        figure="expert_rank_tokens",
+    ),
+    _counter(
+        "expert_busiest_rank_tokens",
+        "In each step, the tokens of the rank that had most in a layer, for which the others wait.",
+        "layer",
+        figure="expert_busiest_rank_tokens",
+    ),
     _counter(
         "invariant_violations",
         "Times that an audit found the block pool damaged: a bug, please report it.",

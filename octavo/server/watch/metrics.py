@@ -304,11 +304,8 @@ class _EngineSeries:
         self._facts: EngineFacts | None = None
         self._gauges = [*self._figures("gauge")]
         self._totals = [*self._figures("counter")]
-        self._totals_by_position: list[tuple[str, Callable[[StepStats], tuple[int, ...]]]] = [
-            (family.name, attrgetter(str(family.figure)))
-            for family in FAMILIES
-            if _is_by_position(family)
-        ]
+        self._gauges_by_position = _figures_by_position("gauge")
+        self._totals_by_position = _figures_by_position("counter")
         self._of_steps = [*self._figures("histogram")]
         for series, figure_of in (*self._gauges, *self._totals, *self._of_steps):
             if figure_of(self._stats) is not None:
@@ -341,6 +338,9 @@ class _EngineSeries:
     def set_gauges(self) -> None:
         for gauge, figure_of in self._gauges:
             gauge().set(figure_of(self._stats))
+        for name, figures_of in self._gauges_by_position:
+            for position, figure in enumerate(figures_of(self._stats)):
+                self._series(name, str(position)).set(figure)
 
     def remove(self) -> None:
         """Remove all of its series: the engine is gone."""
@@ -387,6 +387,15 @@ class _EngineSeries:
         values = (*self._labels, *labels)
         self._created.add((name, values))
         return self._families[name].labels(*values)
+
+
+def _figures_by_position(kind: str) -> list[tuple[str, Callable[[StepStats], Sequence[float]]]]:
+    """Return the families of a kind that have a value for each position, and what reads these."""
+    return [
+        (family.name, attrgetter(str(family.figure)))
+        for family in FAMILIES
+        if family.kind == kind and _is_by_position(family)
+    ]
 
 
 def _growth(before: float, now: float) -> float:

@@ -183,7 +183,7 @@ def _of_device(facts: EngineFacts) -> dict[str, Any]:
         device = None
     if memory is None and facts.rank_model.get("matrices"):
         per_token = rank_model_of_json(facts.rank_model).kv_bytes_per_token
-        kv_bytes = per_token * facts.num_blocks * facts.block_size
+        kv_bytes = per_token * facts.num_ranks * facts.num_blocks * facts.block_size
         weights = {"name": "weights", "bytes": facts.info["weights_bytes"], "known": "counted"}
         total = device.memory_bytes if device else None
         memory = {"total_bytes": total, "kv_bytes": kv_bytes, "lines": [weights]}

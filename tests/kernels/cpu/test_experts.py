@@ -229,6 +229,7 @@ class Ranks:
         ranks = np.array([rank for each in places for rank in each], dtype=np.int32)
         self.places, self.begin, self.ranks = places, begin, ranks
         self.size = max(ranks) + 1
+        self.rows = np.zeros(self.size + 1, dtype=np.int64)  # that rank 0 counts
 
     def arguments(self, rank, x, logits, out, output_rows):
         args = self.case.arguments(x, logits, out)
@@ -239,7 +240,8 @@ class Ranks:
         args.first_hidden, args.num_hidden = columns.start, len(columns)
         args.output_rows = output_rows.ctypes.data
         args.places = abi.ExpertPlaces(
-            rank, self.size, self.begin.ctypes.data, self.ranks.ctypes.data
+            *(rank, self.size, self.begin.ctypes.data, self.ranks.ctypes.data),
+            self.rows.ctypes.data if rank == 0 else None,
         )
         return args
 
@@ -282,6 +284,9 @@ def test_ranks_with_whole_experts_make_the_bits_of_one(native, size, format, kin
         made, computed = ranks.run(x, logits)
         np.testing.assert_array_equal(made, expected)
         assert sum(computed) == num_rows * case.routing.top_k, "each row is computed by one rank"
+        turns = 2  # of the same rows
+        assert ranks.rows.tolist() == [turns * rows for rows in (*computed, max(computed))]
+        ranks.rows[:] = 0
 
 
 def test_copies_of_an_expert_share_its_rows(native):

@@ -118,7 +118,8 @@ def test_the_served_model_on_its_device(ask, tiny_model):
 
 def test_layouts_that_are_impossible_say_why(ask):
     layouts = [{"tp": 3}, {"ep": 2}, {"tp": 2, "ep": 2}, {"tp": 2}]
-    answer = ask(body={**H100, "model": "llama-3.1-8b", "layouts": layouts})
+    body = {**H100, "model": "llama-3.1-8b", "engine": "vllm", "layouts": layouts}
+    answer = ask(body=body)
     heads, divides, experts, found = answer.json()["deployments"]
     assert "32 heads cannot be shared out to tp = 3" in heads["error"]
     assert "does not divide" in divides["error"]

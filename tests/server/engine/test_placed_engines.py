@@ -8,88 +8,16 @@ import time
 from pathlib import Path
 
 import pytest
+from placed_replicas import answer, children_of, play, request, until, until_gone
 
 from octavo.base.errors import ConfigError, EngineError
-from octavo.core.limits import QueueLimits
-from octavo.core.routing import LeastLoaded
-from octavo.core.sampling_params import SamplingParams
-from octavo.server.engine.generation import EngineState, GenerationRequest
+from octavo.server.engine.generation import EngineState
 from octavo.server.engine.placed_engines import PlacedLaunchers, PlacementSettings
-from octavo.server.engine.replicas import ReplicaSet
+from octavo.serving.model_content import fingerprint
 from octavo.settings.engine import EngineArgs
 
 pytest.importorskip("cryptography")
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
-
-
-def children_of(pid):
-    found = []
-    for folder in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            fields = Path(f"/proc/{folder}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == pid and fields[0] != "Z":
-            found.append(int(folder))
-    return found
-
-
-def play(main, model, size=1, **settings):
-    """Run ``main(engine, launchers)`` with a placement on this machine; nothing may be left."""
-    args = EngineArgs(str(model), device="cpu", data_parallel_size=size, **settings)
-    launchers = PlacedLaunchers(args, PlacementSettings("this_machine", {}, patience=30.0))
-
-    async def run():
-        engine = ReplicaSet(
-            launchers.create,
-            args.replicas.least,
-            LeastLoaded,
-            QueueLimits(None, None),
-            resumes_streams=True,
-        )
-        try:
-            await engine.start()
-            await asyncio.wait_for(main(engine, launchers), 120)
-        finally:
-            await engine.stop()
-
-    pids = []
-    try:
-        launchers.launch_ahead()
-        asyncio.run(run())
-    finally:
-        if launchers._opened is not None:
-            pids = [launchers._opened.driver.pid, *children_of(launchers._opened.driver.pid)]
-        launchers.close()
-    for pid in pids:
-        until_gone(pid)
-
-
-def until_gone(pid):
-    deadline = time.monotonic() + 30
-    while os.path.exists(f"/proc/{pid}/exe"):
-        assert time.monotonic() < deadline, f"process {pid} is left"
-        time.sleep(0.01)
-
-
-async def until(condition):
-    for _ in range(12_000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never came true")
-
-
-def request(name, seed=1, num_tokens=40):
-    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=seed)
-    return GenerationRequest(name, [72, 101, 108, 108, 111], params, time.monotonic())
-
-
-async def answer(generation):
-    ids = []
-    async for deltas in generation:
-        ids += [token_id for delta in deltas for token_id in delta.token_ids]
-    return ids
 
 
 def the_engine(launchers):
@@ -177,6 +105,16 @@ def test_added_and_drained(tiny_model):
 def test_a_model_that_is_not_there_is_said(tmp_path):
     with pytest.raises(Exception, match="nothing-here"):
         play(None, tmp_path / "nothing-here")
+
+
+def test_a_machine_with_another_model_is_refused_by_what_differs(tiny_model, monkeypatch):
+    other = {**fingerprint(tiny_model), "digest of the model's weights": "others"}
+    monkeypatch.setattr(PlacedLaunchers, "model", other)
+    with pytest.raises(
+        ConfigError,
+        match=rf"another model at {tiny_model} than the server: digest of .*weights is others",
+    ):
+        play(None, tiny_model)
 
 
 def test_one_gpu_by_number_cannot_be_placed(tiny_model):

@@ -82,10 +82,10 @@ def play(main, size=2, router=None, create=TableLauncher, **options):
             account,
             **options,
         )
-        await engine.start()
         try:
+            await engine.start()
             await asyncio.wait_for(main(engine, launchers, account), 60)
-        finally:
+        finally:  # as the server does, also where one of them has not started
             await engine.stop()
         assert sorted(account.submitted) == sorted(account.finished)
         assert engine.num_unfinished == 0 and engine.stats.num_waiting == 0

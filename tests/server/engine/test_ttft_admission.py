@@ -26,7 +26,7 @@ DEVICE = Device(
 )
 STEPS = StepModel.of(llama_8b(), DEVICE)
 NOTHING_WAITS = QueuedWork(0, 0, 0)
-IDLE = replace(StepStats.idle(1024), predicted_seconds=0.0)
+IDLE = replace(StepStats.idle(1024), predicted_seconds=0.0, measured_seconds=0.0)
 BUSY = replace(IDLE, num_running=1, num_used_blocks=4)
 
 
@@ -40,7 +40,7 @@ def after(stats: StepStats, real: float, predicted: float, num_prompt_tokens: in
     """The record of a step that took so long."""
     return replace(
         stats,
-        step_seconds=stats.step_seconds + real,
+        measured_seconds=stats.measured_seconds + real,
         predicted_seconds=stats.predicted_seconds + predicted,
         num_prompt_tokens=num_prompt_tokens,
     )

@@ -19,7 +19,16 @@ from octavo.base.errors import (
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.stats import StepStats
-from octavo.server.engine import client, front, process, replicas, supervisor, wire, worker
+from octavo.server.engine import (
+    client,
+    front,
+    introductions,
+    process,
+    replicas,
+    supervisor,
+    wire,
+    worker,
+)
 from octavo.server.engine.generation import EngineFacts, GenerationStats
 from octavo.server.engine.wire import (
     MessageDecoder,
@@ -140,7 +149,7 @@ def test_messages_are_those_that_are_written_down():
     documented = set(re.findall(r"^    ([a-z_]+) {2,}[a-z]", table, re.MULTILINE)) | {"stop"}
     sources = [
         Path(module.__file__).read_text()
-        for module in (client, front, replicas, process, supervisor, worker)
+        for module in (client, front, introductions, replicas, process, supervisor, worker)
     ]
     named = re.findall(r'"(?:op|ev)": "(\w+)"', "".join(sources))
     matched = re.findall(r'case ((?:"\w+"(?: \| )?)+):', "".join(sources))

@@ -114,6 +114,7 @@ def test_a_signal_while_it_loads(live_server, tiny_model):
     assert not [line for line in server.log if "Traceback" in line or "ready" in line]
 
 
+@pytest.mark.thinned(1, most=2)
 @pytest.mark.parametrize("damage", ["missing", "config", "weights"])
 def test_a_bad_model_is_one_line_and_status_1(live_server, tiny_model, tmp_path, damage):
     model = tmp_path / "bad-model"

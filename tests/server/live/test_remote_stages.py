@@ -8,7 +8,8 @@ import signal
 import sys
 
 import pytest
-from live_ranks import BODY, gone, ids_of, signalled, wait_until_restarted
+from live_ranks import BODY, gone, ids_of, signalled, signalled_process, wait_until_restarted
+from live_server import descendants
 
 pytest.importorskip("cryptography", reason="connections between machines need certificates")
 
@@ -38,6 +39,30 @@ def test_an_answer_goes_on_after_the_end_of_a_stage(server, signum):
     wait_until_restarted(server, before)
     assert server.load()["num_restarts"] == before + 1
     assert len(remote_ranks(server)) == 1
+
+
+@pytest.fixture(scope="module")
+def server_of_two_ranks(live_server, tiny_model):
+    """Two ranks in each of two stages."""
+    flags = (*FLAGS, "--tensor-parallel-size", "2", "--resume-streams", "--engine-timeout", "6")
+    with live_server(tiny_model, *flags) as server:
+        yield server
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_answer_goes_on_after_the_end_of_another_rank_of_a_stage(server_of_two_ranks, signum):
+    server = server_of_two_ranks
+    expected = ids_of(server.run(server.complete(BODY)))
+    before, (remote,) = server.load()["num_restarts"], remote_ranks(server)
+    others = server.processes_of("octavo.runtime.rank_process")
+    (beside,) = [pid for pid in others if pid in descendants(remote)]
+    assert len(others) == 2
+    assert server.run(signalled_process(server, beside, signum)) == expected
+    for pid in (remote, *others):
+        gone(pid, SECONDS)
+    wait_until_restarted(server, before)
+    assert server.load()["num_restarts"] == before + 1
+    assert len(server.processes_of("octavo.runtime.rank_process")) == 2
 
 
 def test_an_idle_engine_notices_the_end_of_a_stage(server):

@@ -153,6 +153,7 @@ def test_one_engine_has_no_replicas(live_server, tiny_model):
         assert all(sample.labels.get("engine", "0") == "0" for sample in samples)
 
 
+@pytest.mark.long
 def test_a_real_model_goes_on_as_well(live_server, smollm2_gguf):
     """Two replicas of SmolLM2, of which one is killed under a greedy and a drawn stream each."""
     bodies = [

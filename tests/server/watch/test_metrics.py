@@ -89,11 +89,15 @@ answers = st.fixed_dictionaries(
         "knows_ttft_early": st.booleans(),
     }
 )
+BY_POSITION = (
+    *("draft_accepted_by_position", "expert_tokens", "expert_imbalance"),
+    *("expert_rank_tokens", "expert_busiest_rank_tokens"),
+)
 records = st.builds(
     StepStats,
     **{name: st.integers(0, 99) for name in get_type_hints(StepStats)}
     | {"kv_waste": seconds}
-    | dict.fromkeys(("draft_accepted_by_position", "expert_tokens"), st.just(())),
+    | dict.fromkeys(BY_POSITION, st.just(())),
 )
 # Totals of the engine, and the counters that follow them; by how much they grow in a step.
 TOTALS = {
@@ -320,6 +324,28 @@ def test_drafts_are_counted_by_position():
     values = samples_of(metrics)
     name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
     assert [values[name, ("position", str(place))] for place in range(3)] == [9, 2, 1]
+
+
+def test_experts_have_series_by_layer_and_by_rank():
+    metrics = Metrics("m")
+    for factor in (1, 3):
+        metrics.on_step(
+            record_with(
+                expert_tokens=(5 * factor, 1),
+                expert_imbalance=(1.5, 0.5 + factor),
+                expert_rank_tokens=(4 * factor, 2),
+                expert_busiest_rank_tokens=(3, 3 * factor),
+            )
+        )
+    values = samples_of(metrics)
+
+    def series(name, label, count=2):
+        return [values[f"octavo:{name}", (label, str(place))] for place in range(count)]
+
+    assert series("expert_tokens_total", "expert") == [15, 1]
+    assert series("expert_imbalance", "layer") == [1.5, 3.5]
+    assert series("expert_rank_tokens_total", "rank") == [12, 2]
+    assert series("expert_busiest_rank_tokens_total", "layer") == [3, 9]
 
 
 def test_a_request_that_runs_again_counts_its_prompt_once():

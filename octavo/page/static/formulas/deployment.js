@@ -4,6 +4,7 @@
 import { maxConcurrency } from "./memory.js";
 import { bill } from "./money.js";
 import { Service } from "./service.js";
+import { Stages, period } from "./stages.js";
 import { boundOps, stepCost, stepTotal } from "./steps.js";
 
 export class Deployment {
@@ -18,6 +19,7 @@ export class Deployment {
     this.numGroups = service.num_groups * replicas;
     this.targetStepSeconds = service.target_step_seconds;
     this.ops = boundOps(document);
+    this.stages = document.stages ? new Stages(document) : null;
   }
 
   /** The same with so many replicas. */
@@ -44,6 +46,15 @@ export class Deployment {
   /** The total of that alone, which is sooner found. */
   stepTotal(chunks) {
     return stepTotal(this, chunks);
+  }
+
+  /** The same; in a pipeline, until the same requests may be in the next one. */
+  stepSeconds(chunks) {
+    const total = this.stepTotal(chunks);
+    if (!this.stages) return total;
+    const factor = period(this.stages.times(chunks)) / total.value;
+    const { value, low, high, source } = total;
+    return { value: factor * value, low: factor * low, high: factor * high, source };
   }
 
   /** What becomes of `{ inputLen, outputLen, rate }`; see service.js. */

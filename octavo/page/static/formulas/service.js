@@ -2,10 +2,10 @@
 
 import { maxConcurrency } from "./memory.js";
 import { worst } from "./predictions.js";
+import { period, scaled, secondsThrough } from "./stages.js";
 import { delaysQuantile, md1WaitQuantile, mmkWaitQuantile, normalQuantile } from "./quantiles.js";
 import { balance, md1Wait, mmkWait } from "./queueing.js";
 
-const MIN_SHARE = 256; // prompt tokens of a step of a pipeline, if there are so many
 const MIN_CHUNK = 16; // tokens of a prompt that a step has room for in any case
 const LEAST_SPAN = 4; // steps with prompts may take so many times as long as those without
 const MOST_TOKENS = 2 ** 24; // of a prompt: more than any has
@@ -22,8 +22,7 @@ export class Service {
     const most = Math.floor(Math.min(numSeqs, fitting) / deployment.parallel.pp);
     this.table = tableOf(deployment, inputLen, outputLen);
     this.slots = Math.max(1, most);
-    const { targetStepSeconds, parallel: { pp: stages } } = deployment;
-    this.steps = [this.table, inputLen, outputLen, stepTokens, targetStepSeconds, stages];
+    this.steps = [this.table, inputLen, outputLen, stepTokens, deployment.targetStepSeconds, deployment.stages];
     this.rate = rate / deployment.numGroups;
     this.#groups = deployment.numGroups;
   }
@@ -117,11 +116,18 @@ class StepTable {
     if (!beside.has(streams)) {
       const [start, tokens] = this.stream;
       const pieces = piece ? [[...piece, 0, count]] : [];
-      const total = this.deployment.stepTotal([[start, tokens, 1, 0, streams], ...pieces]);
+      const total = this.deployment.stepSeconds([[start, tokens, 1, 0, streams], ...pieces]);
       this.predictions.push(total);
       beside.set(streams, total);
     }
     return beside.get(streams);
+  }
+
+  /** How stages share a step with a piece of a prompt. */
+  times(streams, piece) {
+    const [start, tokens] = this.stream;
+    const pieces = piece ? [[...piece, 0, 1]] : [];
+    return this.deployment.stages.times([[start, tokens, 1, 0, streams], ...pieces]);
   }
 
   #beside(piece, count) {
@@ -141,13 +147,22 @@ class StepTable {
 class Steps {
   #beside = {}; // what was found of the number of streams that was asked for last: each is, many times
 
-  constructor(table, inputLen, outputLen, budget, target, stages, end) {
-    Object.assign(this, { table, inputLen, budget, target, stages, end, gaps: outputLen - 1 });
+  constructor(table, inputLen, outputLen, budget, target, pipeline, end) {
+    const stages = pipeline ? pipeline.count : 1;
+    Object.assign(this, { table, inputLen, budget, target, pipeline, stages, end, gaps: outputLen - 1 });
   }
 
-  /** Without prompts; of one stream at the least. */
+  /** Without prompts; of one stream at the least. Where streams are too few for all stages, they do
+   * not wait for each other. */
   decode(streams) {
-    return this.#of(streams).decode ??= this.#line(Math.max(1, streams));
+    return this.#of(streams).decode ??= this.#decode(streams);
+  }
+
+  #decode(streams) {
+    const seconds = this.#line(Math.max(1, streams));
+    if (!this.pipeline || streams >= 1) return seconds;
+    const times = this.table.times(1, null);
+    return (seconds * period(times, Math.max(1, streams * this.stages))) / period(times);
   }
 
   /** Of all the steps that one prompt takes beside some streams. */
@@ -157,7 +172,17 @@ class Steps {
 
   /** Until they are done: in a pipeline, several are under way at once. */
   firstToken(streams) {
-    return this.#of(streams).firstToken ??= pipelineSeconds(this.#promptSteps(streams), this.stages);
+    return this.#of(streams).firstToken ??= this.#firstToken(streams);
+  }
+
+  #firstToken(streams) {
+    const steps = this.#promptSteps(streams);
+    if (!this.pipeline) return steps.reduce((sum, each) => sum + each, 0);
+    const pieces = this.#pieces(this.room(streams));
+    return secondsThrough(steps.map((seconds, number) => {
+      const times = this.table.times(Math.floor(streams + 0.5), pieces[number]);
+      return scaled(times, seconds / period(times));
+    }));
   }
 
   numChunks(streams) {
@@ -169,14 +194,13 @@ class Steps {
       .map((piece) => this.#line(streams, piece));
   }
 
-  /** Of `size` tokens, or of the share that a step of a pipeline gets of what is left. */
+  /** Of `size` tokens, or of as many as bring a prompt through a pipeline soonest. */
   #pieces(size) {
+    const most = Math.min(size, this.pipeline ? this.pipeline.chunk(this.inputLen) : size);
     const pieces = [];
-    for (let start = 0, tokens; start < this.inputLen; start += tokens) {
+    for (let start = 0; start < this.inputLen; start += most) {
       const left = this.inputLen - start;
-      const share = this.stages > 1 ? Math.max(MIN_SHARE, Math.ceil(left / this.stages)) : left;
-      tokens = Math.min(size, left, share);
-      pieces.push([start, tokens, Number(tokens === left)]);
+      pieces.push([start, Math.min(most, left), Number(most >= left)]);
     }
     return pieces;
   }
@@ -213,21 +237,6 @@ class Steps {
     const high = this.table.cost(below + 1, chunk, count)[this.end];
     return low + (high - low) * (streams - below);
   }
-}
-
-/** Until the last of some steps has passed equal stages. A stage computes one at a time, and no more
- * are under way than there are stages. */
-function pipelineSeconds(steps, stages) {
-  const free = new Array(stages).fill(0);
-  const ends = [0];
-  steps.forEach((seconds, number) => {
-    let arrives = ends[Math.max(0, number - stages + 1)];
-    for (let stage = 0; stage < stages; stage += 1) {
-      free[stage] = arrives = Math.max(arrives, free[stage]) + seconds / stages;
-    }
-    ends.push(arrives);
-  });
-  return ends.at(-1);
 }
 
 /** The deviation of a sum from its mean, of parts that have nothing to do with each other. */

@@ -33,6 +33,12 @@ export function stepTotal(deployment, chunks) {
   return sum(Object.values(partsOf(done, deployment.document.efficiency)));
 }
 
+/** Seconds of one pass, without what comes once a step. */
+export function passSeconds(deployment, rows) {
+  const { compute, communication } = passCost(deployment, rows);
+  return compute.value + communication.value;
+}
+
 function partsOf(done, efficiency) {
   const seqs = Math.max(...done.map(({ rows }) => numSeqs(rows)));
   const once = efficiency.step_s + seqs * efficiency.sequence_s;

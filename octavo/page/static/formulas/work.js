@@ -73,22 +73,26 @@ export function matrixWork(matrix, rows, rank) {
   const count = matrix.sampled_only ? rows.sampled : rows.tokens;
   if (!count) return { bytes: 0, flops: 0 };
   const width = (matrix.inputs + matrix.outputs) * rank.activation_bytes;
-  if (matrix.experts) return expertsWork(matrix, count, width, rank.parallel);
+  if (matrix.experts) return expertsWork(matrix, count, width, rank);
   return {
     bytes: matrix.count * (matrix.num_bytes + count * width),
     flops: 2 * matrix.count * matrix.num_params * count,
   };
 }
 
-/** Of the rank on which most of the rows land: all wait for it. */
-function expertsWork({ count, num_bytes: bytes, num_params: params, experts }, rows, width, { tp, ep }) {
+/** Of the rank on which most of the rows land, and most experts are used: all wait for it. */
+function expertsWork({ count, num_bytes: bytes, num_params: params, experts }, rows, width, rank) {
+  const { tp, ep } = rank.parallel;
   const { total, per_token: perToken, on_rank: onRank } = experts;
   const tokens = rows * Math.max(1, Math.floor(ep / tp)); // of all devices that share the experts
   const uses = tokens * perToken;
-  const here = ((uses * onRank) / total) * (ep > 1 ? loadFactor(ep, uses) : 1);
-  const hit = expertsHit(total, perToken, tokens) / total;
+  const hit = expertsHit(total, perToken, tokens);
+  const share = onRank / total;
+  const most = (mean, left, limit) => Math.min(limit, busiest(mean, left, ep, rank.busiest));
+  const here = most(uses * share, 1, uses);
+  const read = most(hit * share, 1 - hit / total, Math.min(onRank, hit));
   return {
-    bytes: count * (bytes * hit + here * width),
+    bytes: count * ((bytes * read) / onRank + here * width),
     flops: ((2 * count * params) / onRank) * here,
   };
 }
@@ -98,7 +102,7 @@ function expertsHit(total, perToken, tokens) {
   return total * (1 - (1 - perToken / total) ** tokens);
 }
 
-/** Uses of experts on the busiest rank, to those of the mean: about the most of Poisson counts. */
-function loadFactor(ranks, uses) {
-  return Math.min(ranks, 1 + Math.sqrt((2 * Math.log(ranks)) / (uses / ranks)));
+/** What the busiest of some ranks gets of things that go to one by chance, `mean` to each. */
+function busiest(mean, left, ranks, deviations) {
+  return Math.max(1, mean + deviations * Math.sqrt(mean * (1 - 1 / ranks) * left));
 }

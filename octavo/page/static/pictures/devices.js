@@ -102,7 +102,7 @@ function partsOf({ ops, transfers, overhead }, pp) {
     { label: "all-reduce", size: said("layers.all_reduce") + said("embedding.all_reduce"), colour: 2 },
     { label: "exchange", size: said("layers.gather"), colour: 2 },
     { label: "head, norms", size: seconds(isOther), colour: 4 },
-    { label: "all-gather", size: said("head.all_gather") + said("head.gather"), colour: 5 },
+    { label: "all-gather", size: said("experts.all_gather") + said("head.all_gather") + said("head.gather"), colour: 5 },
     { label: "send", size: said("stages.send"), colour: 3 },
   ];
   return pp > 1 ? parts : [...parts, { label: "once a step", size: overhead.value, colour: 7 }];

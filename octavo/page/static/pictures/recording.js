@@ -20,13 +20,17 @@ export class Recording {
   #unpacked(row) {
     const all = (places) => places.map((place) => this.parts[place]);
     const found = Object.fromEntries(this.fields.map((name, index) => [name, this.parts[row[index]]]));
-    const { rank, memory, ops, communication } = found;
-    return {
-      ...found,
+    const { memory, stages } = found;
+    const computed = ({ rank, ops, communication, ...others }) => ({
+      ...others,
       ops: all(ops),
       communication: all(communication),
       rank: { ...rank, matrices: all(rank.matrices), attention: all(rank.attention) },
+    });
+    return {
+      ...computed(found),
       memory: { ...memory, attention: all(memory.attention) },
+      stages: stages && { ...stages, kinds: stages.kinds.map(computed) },
     };
   }
 }
