@@ -67,9 +67,9 @@ class Walker:
     def __init__(self, case: Case):
         self.format = case.format()
         tokenizer = byte_tokenizer(control=case.special_texts)
-        self.specials = tokenizer.specials.matcher.ids
+        self.specials = tokenizer.specials
         self.compiler = GrammarCompiler(tokenizer, VOCAB + len(case.special_texts), [EOS])
-        self.texts = {token: text for text, token in self.specials.items()}
+        self.texts = {token: text for text, token in self.specials.matcher.ids.items()}
         tags = [*self.format.openers, *self.format.closers, *(self.format.thoughts or ())]
         self.wanted = [text.encode() for text in [*tags, *case.texts]]  # spelled out, if not tokens
 
@@ -203,7 +203,7 @@ def test_without_a_choice_of_calls_there_is_none(name):
 
 
 def ids_of(walker: Walker, text: str) -> list[int]:
-    parts = walker.compiler.vocabulary().tokenizer.specials.split(text)
+    parts = walker.specials.split(text)
     return [
         token for part in parts for token in ([part] if isinstance(part, int) else part.encode())
     ]
