@@ -117,7 +117,7 @@ class JsonSchemaFormat(Body):
 
 
 class ResponseFormat(Body):
-    """What an answer has to be.
+    """The form that an answer must have.
 
     Types ``text``, ``json_object`` and ``json_schema`` are OpenAI's, ``structural_tag`` is vLLM's
     and SGLang's. ``schema`` beside the type is llama.cpp's, ``json`` and ``regex`` with their
