@@ -34,7 +34,7 @@ def _object_or_text(value: Any) -> Any:
 Schema = Annotated[
     Any,
     PlainValidator(_object_or_text),
-    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}]}),
+    WithJsonSchema({"type": ["object", "string", "boolean", "null"]}),
 ]
 Choices = Annotated[list[str], Field(max_length=MAX_CHOICES, fail_fast=True)]
 

@@ -106,7 +106,7 @@ def test_structured_output(client, tgi) -> None:
     text = tgi.text_generation(PROMPT, grammar={"type": "json", "value": schema}, **SHORT)
     assert text.lstrip().startswith("{")
     named = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
-    answer = client.chat_completion(HELLO, response_format=named, max_tokens=60)
+    answer = client.chat_completion(HELLO, model=MODEL, response_format=named, max_tokens=60)
     assert json.loads(answer.choices[0].message.content).keys() == {"yes"}
 
 

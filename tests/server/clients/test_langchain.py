@@ -125,7 +125,7 @@ def test_completions(langchain_openai, where) -> None:
 def test_structured_output(chat) -> None:
     from pydantic import BaseModel, Field
 
-    class City(BaseModel):
+    class City(BaseModel, extra="forbid"):
         name: str = Field(max_length=20)
         is_capital: bool
 
