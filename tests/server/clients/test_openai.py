@@ -129,9 +129,8 @@ def test_helpers_for_structured_output(openai, client) -> None:
         client.chat.completions.parse(**fields, max_tokens=2)
 
 
-def test_an_answer_is_asked_for_again_until_it_is_valid(client) -> None:
-    """What instructor and its like do: a schema in the request, the answer read by pydantic, and
-    what is wrong with it sent back. No answer is wrong here, whatever is drawn."""
+def test_answers_are_valid_whatever_is_drawn(client) -> None:
+    """What instructor and its like ask for, who would ask again if pydantic refused an answer."""
     from pydantic import BaseModel, Field
 
     class Person(BaseModel):
