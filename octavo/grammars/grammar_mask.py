@@ -26,6 +26,7 @@ class GrammarMask:
         start: the beginning of the grammar. It is not changed, and masks may share it.
         stats: counts masks.
         numbers: at its beginning too; None leaves runs of digits as long as they are.
+        has_end: each text that must come has an end, so that it can be looked for.
     """
 
     is_over = False
@@ -36,12 +37,15 @@ class GrammarMask:
         vocab_size: int,
         stats: ConstraintStats,
         numbers: NumberRuns | None = None,
+        *,
+        has_end: bool = True,
     ):
         self._start = start
         self._stats = stats
         self._matcher = start.deep_copy()
         self._num_words = -(-vocab_size // 32)
         self._numbers = numbers
+        self._has_end = has_end
         self._token_ids: list[int] = []
         self._num_wrong = 0  # the last tokens, of which the first was not allowed
         self._bits: Bits | None = None  # of the state as it is
@@ -121,6 +125,7 @@ class GrammarMask:
         other._matcher = self._matcher.deep_copy()
         other._num_words = self._num_words
         other._numbers = None if self._numbers is None else self._numbers.fork()
+        other._has_end = self._has_end
         other._token_ids = self._token_ids.copy()
         other._num_wrong, other._bits = self._num_wrong, self._bits
         return other
@@ -133,6 +138,7 @@ class GrammarMask:
     def forced_tokens(self) -> list[int]:
         """Return the tokens that must come next, as the tokenizer would write their text; none if
         there is a choice."""
-        if self._num_wrong or self._matcher.is_error():
+        if self._num_wrong or self._matcher.is_error() or not self._has_end:
             return []
+        self._matcher.compute_ff_bytes()  # no tokens are known before
         return list(self._matcher.compute_ff_tokens())
