@@ -39,7 +39,7 @@ def walk(mask, rng: random.Random, limit: int = 300) -> bytes:
         mask.advance([token])
         if token == EOS:
             return text
-        text += COMPILER.vocabulary().tokenizer.token_bytes(token)
+        text += COMPILER.vocabulary().texts[token]
     raise AssertionError("it does not end")
 
 
