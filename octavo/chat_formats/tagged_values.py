@@ -20,6 +20,7 @@ from octavo.chat_formats.text_stream import MalformedCall, Put, Reading, Tags, T
 _UNSUPPORTED = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if")
 # Beginnings of texts that would be JSON of other types.
 _BEGINNINGS = {"number": "[-0-9]", "array": r"\[", "object": r"\{"}
+_CLASSES = {r"\d": "[0-9]", r"\D": "[^0-9]", r"\w": "[0-9A-Za-z_]", r"\W": "[^0-9A-Za-z_]"}
 _WORDS = {"null": ("null",), "boolean": ("true", "false")}
 
 
@@ -40,12 +41,52 @@ def read_tagged_value(
         tag = yield from stream.up_to(ends, lambda text: put(json_inside(text)))
         put('"')
     else:
+        is_json = yield from _read_brackets(stream, ends, types, put)
         parts: list[str] = []
         tag = yield from stream.up_to(ends, parts.append)
-        put(_json_of("".join(parts), types))
+        if not is_json:
+            put(_json_of("".join(parts), types))
     if not tag:
         raise MalformedCall("the text ends within an argument")
     return tag
+
+
+def _read_brackets(
+    stream: TextStream, ends: Tags, types: frozenset[str], put: Put
+) -> Reading[bool]:
+    """Read a list or an object, of which strings may have an end tag in them.
+
+    Returns:
+        False if there is none, and nothing was read.
+
+    Raises:
+        MalformedCall: what begins like one is none, and no string either.
+    """
+    first = yield from stream.peek()
+    if not first or {"[": "array", "{": "object"}.get(first) not in types:
+        return False
+    if "string" not in types:
+        yield from stream.json_value(put)
+        yield from stream.skip_space()
+        yield from _expect_end(stream, ends)
+        return True
+    parts: list[str] = []
+    try:
+        yield from stream.json_value(parts.append)
+        value = "".join(parts)
+        load_json(value)
+        yield from stream.skip_space(parts.append)
+        yield from _expect_end(stream, ends)
+    except MalformedCall:  # it is a string then
+        stream.back("".join(parts))
+        return False
+    put(value)
+    return True
+
+
+def _expect_end(stream: TextStream, ends: Tags) -> Reading[None]:
+    if not (yield from stream.is_at(ends)):
+        raise MalformedCall("an argument goes on after its JSON")
 
 
 def json_inside(text: str) -> str:
@@ -141,7 +182,8 @@ def _string(schema: Mapping[str, Any], others: frozenset[str], where: str) -> st
     low, high = schema.get("minLength", 0), schema.get("maxLength", "")
     parts = [f"/(?s:.{{{low},{high}}})/" if low or high != "" else "/(?s:.*)/"]
     if "pattern" in schema:
-        parts.append(f"/{escape_slashes(_whole(schema['pattern'], where))}/")
+        whole = in_ascii(_whole(schema["pattern"], where))
+        parts.append(f"/{escape_slashes(whole)}/")
     parts += [f"~/{_BEGINNINGS[kind]}(?s:.*)/" for kind in sorted(others & _BEGINNINGS.keys())]
     for kind in sorted(others & _WORDS.keys()):
         parts += [f"~{literal(word)}" for word in _WORDS[kind]]
@@ -159,6 +201,11 @@ def _whole(pattern: str, where: str) -> str:
         raise _error(where, f"the pattern {pattern!r:.80} with anchors inside")
     before, after = ("" if has_begin else "(?s:.*)"), ("" if has_end else "(?s:.*)")
     return f"{before}(?:{inner}){after}"
+
+
+def in_ascii(pattern: str) -> str:
+    """Return an expression in which digits and letters are ASCII's, as JSON schemas mean them."""
+    return re.sub(r"\\.", lambda match: _CLASSES.get(match[0], match[0]), pattern, flags=re.DOTALL)
 
 
 def _has_alternatives(bare: str) -> bool:

@@ -125,14 +125,21 @@ class TextStream:
         """
         position = self.position
         text = "".join(self._kept or ())
+        self.back(text)
         self._kept = None
+        return position
+
+    def back(self, text: str) -> None:
+        """Go back before a text that was read last."""
         if (missing := len(text) - self._at) > 0:
             self._text = text[:missing] + self._text
             self._before -= missing
             self._at = 0
         else:
             self._at -= len(text)
-        return position
+        if self._kept is not None:
+            kept = "".join(self._kept)
+            self._kept = [kept[: len(kept) - len(text)]]
 
     def _take(self, end: int) -> str:
         text = self._text[self._at : end]

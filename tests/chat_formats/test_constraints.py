@@ -13,6 +13,7 @@ from jsonschema import Draft202012Validator
 
 from octavo.base.errors import InvalidRequestError
 from octavo.chat_formats.chat_format import parse
+from octavo.chat_formats.tagged_values import in_ascii
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.grammars.compiler import GrammarCompiler
 from octavo.grammars.grammar_mask import GrammarMask
@@ -144,6 +145,52 @@ def test_a_call_that_the_model_chooses_to_make_is_valid(name, seed):
     check(message.tool_calls)
 
 
+SIMPLE = (
+    {"type": "string"},
+    {"type": "string", "minLength": 1, "maxLength": 4},
+    {"type": "string", "pattern": "^[a-z]+$"},
+    {"type": "integer", "minimum": -3, "maximum": 120},
+    {"type": "number"},
+    {"type": ["boolean", "null"]},
+    {"type": ["string", "integer"]},
+    {"enum": ["a", "</parameter", "x\ny", 1, 2.5, True, None]},
+    {"const": "null"},
+    {"$ref": "#/$defs/either"},
+)
+
+
+def some_object(rng: random.Random, depth: int = 0) -> dict:
+    properties = {name: some_schema(rng, depth + 1) for name in rng.sample("abcdef", 3)}
+    required = [name for name in properties if rng.random() < 0.5]
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def some_schema(rng: random.Random, depth: int) -> dict:
+    kind = rng.random() if depth < 3 else 0
+    if kind < 0.6:
+        return rng.choice(SIMPLE)
+    if kind < 0.75:
+        return {"type": "array", "items": some_schema(rng, depth + 1), "maxItems": 2}
+    if kind < 0.9:
+        return some_object(rng, depth)
+    return {"anyOf": [some_schema(rng, 3), some_schema(rng, depth + 1)]}
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", NAMES)
+def test_arguments_of_any_schema_are_valid(name, seed):
+    walker, rng = WALKERS[name], random.Random(seed)
+    parameters = some_object(rng)
+    parameters["$defs"] = {"either": {"enum": ["one", "two"]}}
+    tool = {"name": "any", "parameters": parameters}
+    asked = walker.format.constraint([tool], "required")
+    text = walker.write(rng, walker.compiler.mask(asked))
+    message = parse(walker.format, text, [tool], is_constrained=seed % 2 == 1)
+    assert message.tool_calls and message.warnings == [] and message.content is None, text
+    for call in message.tool_calls:
+        Draft202012Validator(parameters).validate(json.loads(call.arguments))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_without_a_choice_of_calls_there_is_none(name):
     walker = WALKERS[name]
@@ -234,6 +281,10 @@ def test_patterns_hold_of_text_as_they_do_in_schemas(pattern, good, bad):
             "</tool_call>".encode()
         )
         assert mask.is_accepting == is_valid
+
+
+def test_digits_and_letters_of_patterns_are_those_of_ascii():
+    assert in_ascii(r"\d[\w-]\\d\s") == r"[0-9][[0-9A-Za-z_]-]\\d\s"
 
 
 def test_there_is_no_constraint_without_tools():

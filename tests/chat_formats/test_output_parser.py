@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from octavo.chat_formats.chat_format import ChatFormat, parse
 from octavo.chat_formats.messages import ParsedMessage
+from octavo.chat_formats.text_stream import Tags
 
 KINDS = st.sampled_from(sorted(CASES))
 
@@ -46,7 +47,7 @@ def cut_texts(draw) -> tuple[str, str, list[str], bool, bool]:
     return name, text, pieces, draw(st.booleans()) and has_thoughts, draw(st.booleans())
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(cut_texts())
 def test_however_a_text_is_cut_the_deltas_joined_are_the_message(case):
     name, text, pieces, begins_in_thought, is_constrained = case
@@ -56,7 +57,7 @@ def test_however_a_text_is_cut_the_deltas_joined_are_the_message(case):
     assert parsed(format.parser(TOOLS, **options), pieces) == whole
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(cut_texts())
 def test_no_tag_reaches_the_content_and_no_call_is_broken(case):
     name, text, pieces, begins_in_thought, _ = case
@@ -142,3 +143,29 @@ def test_content_is_not_held_back_at_all():
             ", two",
             ".",
         ]
+
+
+def test_a_call_without_end_is_not_kept_for_ever(monkeypatch):
+    monkeypatch.setattr("octavo.chat_formats.message_writer.MAX_HELD", 1000)
+    parser = CASES["hermes"].format().parser(TOOLS)
+    parser.push('<tool_call>{"name": "clock", "arguments": {"a": "')
+    contents = [parser.push("x" * 100).content for _ in range(12)]
+    assert any(contents) and contents[-1]
+    assert "more than 1000 characters" in parser.warnings[0]
+
+
+@given(
+    st.lists(st.text("<a/>", min_size=1, max_size=4), max_size=4),
+    st.text("<a/>x", max_size=20),
+    st.integers(0, 5),
+)
+def test_tags_are_found_leftmost_and_longest_first(tags, text, start):
+    found = [
+        (at, -len(tag))
+        for tag in tags
+        for at in range(start, len(text))
+        if text.startswith(tag, at)
+    ]
+    begin, length = min(found, default=(len(text), 0))
+    if start <= len(text):
+        assert Tags(tags).find(text, start, is_whole=True) == (begin, begin - length)

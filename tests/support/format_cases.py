@@ -131,6 +131,12 @@ CASES = {
                 None,
                 [("get_weather", '{"city": "Paris", "wind": true}')],
             ),
+            "<function=edit><parameter=options>\n"
+            '{"</parameter>": "</function>"}\n</parameter></function>': (
+                None,
+                None,
+                [("edit", '{"options": {"</parameter>": "</function>"}}')],
+            ),
             "<tool_call>\n<function=edit>\n<parameter=path>\n3\n</parameter>\n<parameter=text>\n"
             "null\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=clock>\n"
             "</function>\n</tool_call>": (
