@@ -84,6 +84,11 @@ class ChatFormat:
             prompt, self.thoughts, self.template.special_tokens
         )
 
+    @property
+    def ends_of_thought(self) -> tuple[str, ...]:
+        """The texts that end a thought; none if the model has no thoughts."""
+        return (self.thoughts.end, *sorted(self._ends_of_thoughts)) if self.thoughts else ()
+
     def new_id(self, index: int, name: str) -> str:
         """Return an id for the call of an index in its message."""
         return f"call_{secrets.token_hex(12)}"
@@ -184,7 +189,7 @@ class ChatFormat:
         try:
             yield from call
         except MalformedCall as error:
-            message.abandon_call(str(error), had_tag=had_tag)
+            message.abandon_call(error, had_tag=had_tag)
             return stream.unread()
         stream.stop_keeping()
         return 0
@@ -234,6 +239,7 @@ class ChatFormat:
         *,
         parallel: bool = True,
         begins_in_thought: bool = False,
+        content: Any = None,
     ) -> StructuredOutputs | None:
         """Return the constraint of an answer; None if it is free.
 
@@ -244,6 +250,7 @@ class ChatFormat:
             choice: OpenAI's ``tool_choice``, or a `ToolChoice`.
             parallel: whether there may be several calls.
             begins_in_thought: see the method of this name.
+            content: the JSON schema of an answer that is no call, where that is not free.
 
         Raises:
             InvalidRequestError: tools or choice are wrong, or ask for what the format cannot say.
@@ -258,9 +265,12 @@ class ChatFormat:
         parts = []
         if begins_in_thought:
             parts.append(self._rest_of_thought(grammar))
-        if choice.mode == "required":
+        if choice.mode == "required" or content is not None:
             before = grammar.gap() if begins_in_thought else self._own_thought(grammar)
-            parts += [before, self._calls(grammar, among, parallel)]
+            options = [self._calls(grammar, among, parallel)] if among else []
+            if choice.mode != "required":
+                options.append(grammar.json(content, is_loose=True))
+            parts += [before, either(options)]
         else:
             parts.append(self._content(grammar, among, parallel, known))
         return StructuredOutputs(grammar=grammar.source(" ".join(filter(None, parts))))

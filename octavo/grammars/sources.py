@@ -63,7 +63,10 @@ def source_of(
         if kind == "json":  # models write newlines after a thought
             answer = f"{grammar.terminal(_NEWLINES)} {answer}"
     if asked.begins_after is not None:
-        answer = after(grammar, asked.begins_after, grammar.rule(answer), stop_token_ids)
+        whole = grammar.rule(answer)
+        answer = after(grammar, asked.begins_after, whole, stop_token_ids)
+        if asked.begins_with is not None:
+            answer = f"{grammar.text(asked.begins_with)} ({answer}) | {whole}"
     return GrammarSource(grammar.source(answer), _bounded(asked, openings))
 
 
