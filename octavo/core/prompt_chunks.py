@@ -35,7 +35,8 @@ def with_step_of(tokens: float) -> StageSeconds:
 
 
 class ChunkSeconds:
-    """Times of chunks, on lines between those of some sizes, which are asked for at once.
+    """Times of chunks, on lines between those of some sizes, which are asked for at once, and known
+    to six digits, so that they are short in documents.
 
     Args:
         most: tokens of a chunk.
@@ -43,7 +44,7 @@ class ChunkSeconds:
 
     def __init__(self, most: int, seconds: StageSeconds):
         self.sizes = list(_sizes(most))
-        self._seconds = [seconds(size) for size in self.sizes]
+        self._seconds = [float(f"{seconds(size):.6g}") for size in self.sizes]
 
     def __call__(self, num_tokens: float) -> float:
         """Below the least size, a chunk takes as long as that; beyond the largest, lines go on."""

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 _MAX_CACHED = 256  # grammars, and refusals
 
+# Some limits are first met when a token has come: what is over them there is refused, too.
+_NUM_FIRST_TOKENS = 2
+
 
 class Trial(Protocol):
     """Tries a constraint before it is compiled here."""
@@ -132,20 +135,37 @@ def compile_source(
     if not vocabulary.stop_token_ids:
         message = "the model has no token that ends an answer"
         raise ConstraintError(message, "structured_outputs", "unwritable")
-    start = LLMatcher(vocabulary.tokens, source.text, log_level=0, limits=parser_limits())
-    if start.is_error() or not any(start.compute_bitmask()):
+    limits = parser_limits(has_rules=source.has_rules)
+    start = LLMatcher(vocabulary.tokens, source.text, log_level=0, limits=limits)
+    if start.is_error():
         raise explained(start.get_error(), source, asked)
+    followed = start.deep_copy()
+    for _ in range(_NUM_FIRST_TOKENS):
+        bits = followed.compute_bitmask()
+        if followed.is_error() or not any(bits):
+            raise explained(followed.get_error(), source, asked)
+        common = int.from_bytes(bits, "little")
+        token_id = (common & -common).bit_length() - 1  # the first that is allowed
+        if token_id in vocabulary.stop_token_ids:
+            break
+        if not followed.consume_token(token_id):
+            raise explained(followed.get_error(), source, asked)
     return start
 
 
-def parser_limits() -> LLParserLimits:
-    """Return bounds on the time and the memory of one grammar."""
+def parser_limits(*, has_rules: bool) -> LLParserLimits:
+    """Return bounds on the time and the memory of one grammar.
+
+    Those of a schema have rows of four items for each optional property, of which few are alive.
+    Where a user wrote the rules, all may be, and time grows with their square.
+    """
     from llguidance import LLParserLimits
 
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,  # some 20 ms
-        step_lexer_fuel=100_000,  # some 7 ms
-        step_max_items=20_000,  # 1 ms
+        step_lexer_fuel=50_000,  # some 3 ms
+        step_max_items=5_000 if has_rules else 20_000,
+        max_items_in_row=500 if has_rules else 2_000,
         max_lexer_states=50_000,  # 1 to 2 kB each
         max_grammar_size=200_000,
         verbose_errors=False,

@@ -16,6 +16,7 @@ from octavo.grammars.vocabulary import GrammarVocabulary
 _MAX_SUSPECTS = 200
 _MAX_CHARS = 400
 
+_UNSATISFIABLE = "Unsatisfiable schema"
 _REASONS = (
     ("unsatisfiable", r"unsatisfiable|regex is empty|^NoExtension|^$"),
     ("too_complex", r"too |limit|unable to determine|ParserTooComplex|LexerTooComplex|nest"),
@@ -40,8 +41,11 @@ def explained(error: str, source: GrammarSource, asked: StructuredOutputs) -> Co
     if reason == "unsatisfiable" and _is_writable(source):
         message = "asks for what cannot be written in the model's tokens"
         return ConstraintError(message, field, "unwritable")
+    place = "#"
+    if kind == "json":
+        place, error = _innermost(error, text)
     message = _message(error, is_whole=asked.begins_after is None and kind != "structural_tag")
-    if kind == "json" and (place := _place_of(error, text)) not in (None, "#"):
+    if place != "#":
         message = f"at {place}: {message}"
     if reason == "unsatisfiable":
         message = f"no text can satisfy it: {message}" if message else "no text can satisfy it"
@@ -84,21 +88,23 @@ def _is_writable(source: GrammarSource) -> bool:
 
 def _byte_vocabulary() -> GrammarVocabulary:
     texts = [*(bytes([i]) for i in range(256)), b"<end>"]
-    return GrammarVocabulary(texts, {"<end>": 256}, (256,), lambda text: list(text.encode()))
+    return GrammarVocabulary(texts, {"<end>": 256}, (256,))
 
 
-def _place_of(error: str, text: str) -> str | None:
-    """Return the pointer to the innermost schema that has the same error by itself."""
+def _innermost(error: str, text: str) -> tuple[str, str]:
+    """Return the pointer to the innermost schema that has such an error by itself, and its error.
+
+    A schema that nothing satisfies is often that because of one in it.
+    """
     from llguidance import LLMatcher
 
-    try:
-        schema = parse_schema(text)
-    except ConstraintError:
-        return None
+    schema = parse_schema(text)
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    place = None
+    place, first = "#", error.partition("\n")[0]
     for pointer, part in islice(reachable(schema), _MAX_SUSPECTS):
         source = LLMatcher.grammar_from_json_schema(json.dumps({**shared, **part}))
-        if LLMatcher.validate_grammar(source).startswith(error.partition("\n")[0] or "\0"):
-            place = pointer
-    return place
+        found: str = LLMatcher.validate_grammar(source)
+        is_cause = found.startswith(_UNSATISFIABLE) and first.startswith(_UNSATISFIABLE)
+        if (is_cause and pointer.startswith(place)) or (first and found.startswith(first)):
+            place, error = pointer, found
+    return place, error

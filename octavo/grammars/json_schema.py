@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 
 from octavo.base.errors import ConstraintError
 from octavo.core.structured_outputs import MAX_DEPTH
+from octavo.grammars.json_patterns import without_nul
 
 # A newline and an indentation: more white space between two parts means nothing.
 MAX_WHITESPACE = 40
@@ -48,6 +49,8 @@ _PATTERNS = {
     "relative-json-pointer": "^(0|[1-9][0-9]*)(#|(/([^/~]|~[01])*)*)$",
     "byte": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
 }
+# Few that read dates know the year 0.
+_YEAR = "^(000[1-9]|00[1-9][0-9]|0[1-9][0-9][0-9]|[1-9][0-9][0-9][0-9])-"
 _ANY_TEXT = frozenset(("password", "binary", "path", "file-path", "directory-path", "textarea"))
 _INTEGERS = {
     "int32": (-(1 << 31), (1 << 31) - 1),
@@ -83,6 +86,7 @@ def parse_schema(text: str, *, closes_objects: bool = False) -> Schema:
         raise ConstraintError(f"must be a JSON schema, an object, not {schema!r:.60}")
     for place, part in reachable(schema):
         _rewrite(part, place)
+    _check_that_it_ends(schema)
     if closes_objects:
         _close_objects(schema)
     return schema
@@ -104,12 +108,9 @@ def reachable(schema: Schema) -> Iterator[tuple[str, Schema]]:
         seen.add(id(part))
         yield place, part
         waiting += reversed(list(_parts(part, place)))
-        reference = part.get("$ref")
-        if not isinstance(reference, str):
-            continue
-        if reference == "#" or reference.startswith("#/"):
+        if (reference := _local_reference(part)) is not None:
             waiting.append((reference, _referred(schema, reference, place)))
-        else:  # by a name, which may be that of any definition
+        elif "$ref" in part:  # by a name, which may be that of any definition
             for key in ("$defs", "definitions"):
                 named = schema.get(key)
                 if isinstance(named, dict):
@@ -126,6 +127,13 @@ def _parts(part: Schema, place: str) -> Iterator[tuple[str, Any]]:
     for key in _MAPS:
         if isinstance(part.get(key), dict):
             yield from ((f"{place}/{key}/{_pointed(k)}", each) for k, each in part[key].items())
+
+
+def _local_reference(part: Schema) -> str | None:
+    """Return the JSON pointer that a schema refers to; None if it does not, or in another way."""
+    reference = part.get("$ref")
+    is_local = isinstance(reference, str) and (reference == "#" or reference.startswith("#/"))
+    return reference if is_local else None
 
 
 def _referred(schema: Schema, reference: str, place: str) -> Any:
@@ -154,7 +162,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _check_depth(value: Any) -> None:
-    level, depth = [value], 0
+    level, depth = [value] if isinstance(value, dict | list) else [], 0
     while level:
         depth += 1
         if depth > MAX_DEPTH:
@@ -167,6 +175,53 @@ def _check_depth(value: Any) -> None:
 
 def _too_deep() -> ConstraintError:
     return ConstraintError(f"is nested more than {MAX_DEPTH} deep", None, "too_complex")
+
+
+# -- recursion -----------------------------------------------------------------------------------
+
+
+def _check_that_it_ends(schema: Schema) -> None:
+    """Raise ConstraintError if each value has another one of its own kind in it, without end."""
+    endless = {id(part): part for _, part in reachable(schema)}
+    while True:
+        known = [key for key, part in endless.items() if _ends(schema, part, endless)]
+        if not known:
+            break
+        for key in known:
+            del endless[key]
+    if id(schema) in endless:
+        references = [part["$ref"] for part in endless.values() if "$ref" in part]
+        raise ConstraintError(
+            f"no text can satisfy it: {references[0]!r:.80} refers to itself without end",
+            None,
+            "unsatisfiable",
+        )
+
+
+def _ends(schema: Schema, part: Schema, endless: Mapping[int, Schema]) -> bool:
+    """Return whether there is a value of a schema in which none is of an ``endless`` one."""
+
+    def is_endless(each: Any) -> bool:
+        return id(each) in endless
+
+    reference = _local_reference(part)
+    if reference is not None and is_endless(_referred(schema, reference, "#")):
+        return False
+    if any(map(is_endless, part.get("allOf", ()))):
+        return False
+    for key in ("anyOf", "oneOf"):
+        if part.get(key) and all(map(is_endless, part[key])):
+            return False
+    if part.get("type") in ("object", ["object"]):
+        properties = part.get("properties", {})
+        return not any(is_endless(properties.get(name)) for name in _required(part))
+    if part.get("type") in ("array", ["array"]):
+        least = part.get("minItems", 0)
+        first = part.get("prefixItems", [])
+        if any(map(is_endless, first[:least])):
+            return False
+        return least <= len(first) or not is_endless(part.get("items"))
+    return True
 
 
 # -- keywords ------------------------------------------------------------------------------------
@@ -184,6 +239,11 @@ def _rewrite(part: Schema, place: str) -> None:
             raise _unsupported(key, place)
     _check_type(part, place)
     _rewrite_format(part, place)
+    if isinstance(part.get("pattern"), str):
+        part["pattern"] = without_nul(part["pattern"])
+    if isinstance(part.get("patternProperties"), dict):
+        patterns = part["patternProperties"].items()
+        part["patternProperties"] = {without_nul(key): value for key, value in patterns}
     least = part.get("minProperties")
     if isinstance(least, int | float) and part.get("additionalProperties") is not False:
         # A name that may be any could come twice, and then there are fewer.
@@ -273,6 +333,8 @@ def _check_type(part: Schema, place: str) -> None:
 
 def _rewrite_format(part: Schema, place: str) -> None:
     name = part.get("format")
+    if name in ("date", "date-time"):
+        _add_pattern(part, _YEAR)
     if name is None or name in _FORMATS:
         return
     if not isinstance(name, str):
@@ -282,11 +344,7 @@ def _rewrite_format(part: Schema, place: str) -> None:
         return
     del part["format"]
     if name in _PATTERNS:
-        pattern = {"pattern": _PATTERNS[name]}
-        if "pattern" in part:
-            part.setdefault("allOf", []).append(pattern)
-        else:
-            part |= pattern
+        _add_pattern(part, _PATTERNS[name])
     elif name in _INTEGERS:
         low, high = _INTEGERS[name]
         part["minimum"] = max(low, part.get("minimum", low))
@@ -295,6 +353,13 @@ def _rewrite_format(part: Schema, place: str) -> None:
         raise ConstraintError(
             f"the format {name!r:.60} at {place} is not supported", None, "unsupported"
         )
+
+
+def _add_pattern(part: Schema, pattern: str) -> None:
+    if "pattern" in part:
+        part.setdefault("allOf", []).append({"pattern": pattern})
+    else:
+        part["pattern"] = pattern
 
 
 def _unsupported(key: str, place: str) -> ConstraintError:
@@ -338,8 +403,7 @@ def _held_in_place(schema: Schema, part: Schema) -> list[Schema]:
     while waiting:
         each = waiting.pop()
         below = [one for key in _IN_PLACE for one in each.get(key, ())]
-        reference = each.get("$ref")
-        if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
+        if (reference := _local_reference(each)) is not None:
             below.append(_referred(schema, reference, "#"))
         for one in below:
             if isinstance(one, dict) and id(one) not in found:

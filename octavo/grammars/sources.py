@@ -22,11 +22,13 @@ class GrammarSource:
     """The text of a grammar.
 
     ``openings`` has the texts after which an answer has JSON: the empty one where all of it is
-    JSON, and none where it has none, or where digits may go on.
+    JSON, and none where it has none, or where digits may go on. ``has_rules`` is true if the
+    request has rules of its own.
     """
 
     text: str
     openings: tuple[str, ...] = ()
+    has_rules: bool = False
 
 
 def source_of(
@@ -58,7 +60,7 @@ def source_of(
         begin = asked.begins_after
         openings = [begin or ""] if kind == "json" else []
         if begin is None:
-            return GrammarSource(source, _bounded(asked, openings))
+            return GrammarSource(source, _bounded(asked, openings), kind == "grammar")
         answer = grammar.embed(source)
         if kind == "json":  # models write newlines after a thought
             answer = f"{grammar.terminal(_NEWLINES)} {answer}"
@@ -67,7 +69,8 @@ def source_of(
         answer = after(grammar, asked.begins_after, whole, stop_token_ids)
         if asked.begins_with is not None:
             answer = f"{grammar.text(asked.begins_with)} ({answer}) | {whole}"
-    return GrammarSource(grammar.source(answer), _bounded(asked, openings))
+    has_rules = kind == "grammar" or (kind == "structural_tag" and '"grammar"' in text)
+    return GrammarSource(grammar.source(answer), _bounded(asked, openings), has_rules)
 
 
 def _bounded(asked: StructuredOutputs, openings: list[str]) -> tuple[str, ...]:
@@ -110,7 +113,7 @@ def _regex_source(asked: StructuredOutputs, expression: str) -> str:
 
 def _choice_source(asked: StructuredOutputs, choices: str) -> str:
     texts = [json.dumps(each, ensure_ascii=False) for each in json.loads(choices)]
-    return "start: " + " | ".join(texts)
+    return "start: CHOICE\nCHOICE: " + " | ".join(texts)
 
 
 def _grammar_source(asked: StructuredOutputs, grammar: str) -> str:

@@ -19,14 +19,14 @@ from typing import Any
 from octavo.base.errors import ConstraintError, EngineError
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.grammars.sources import GrammarSource
-from octavo.grammars.trial_process import LENGTH, SECONDS
+from octavo.grammars.trial_process import LENGTH
 from octavo.grammars.vocabulary import GrammarVocabulary
 from octavo.system.child_process import environment_without_keys
 
 _log = logging.getLogger("octavo")
 
-# Its start takes seconds for a large vocabulary, and a process that serves may be very busy.
-_START_SECONDS = 60.0
+# Its start takes seconds for a large vocabulary, and more on a machine that is busy.
+_PATIENCE = 60.0
 
 
 class TrialProcess:
@@ -38,9 +38,9 @@ class TrialProcess:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # of the process, its number of questions, and its input
         self._process: subprocess.Popen[bytes] | None = None
+        self._reader: threading.Thread | None = None  # of its answers
         self._asked: dict[int, Future[dict[str, Any]]] = {}
         self._count = 0
-        self._ready: Future[dict[str, Any]] = Future()
 
     def try_out(self, asked: StructuredOutputs, vocabulary: GrammarVocabulary) -> GrammarSource:
         """Return the grammar of what is asked for, which can be compiled within bounds.
@@ -49,18 +49,14 @@ class TrialProcess:
             ConstraintError: it cannot.
             EngineError: the process has ended meanwhile.
         """
+        answer: Future[dict[str, Any]] = Future()
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._start(vocabulary)
-            ready = self._ready
-        ready.result(_START_SECONDS)
-        answer: Future[dict[str, Any]] = Future()
-        with self._lock:
             self._count += 1
-            number = self._count
-            self._asked[number] = answer
-            self._send({"number": number, "asked": asked.to_dict()})
-        found = answer.result(_START_SECONDS + SECONDS)
+            self._asked[self._count] = answer
+            self._send({"number": self._count, "asked": asked.to_dict()})
+        found = answer.result(_PATIENCE)
         if "error" in found:
             message, field = found["error"], found["field"]
             if field is None:
@@ -70,15 +66,16 @@ class TrialProcess:
             error = ConstraintError(message, None, found["reason"])
             error.field = field
             raise error
-        return GrammarSource(found["text"], tuple(found["openings"]))
+        return GrammarSource(found["text"], tuple(found["openings"]), found["has_rules"])
 
     def close(self) -> None:
         """End the process. May be repeated."""
         with self._lock:
-            if self._process is not None:
-                self._process.kill()
-                self._process.wait()
-                self._process = None
+            process, self._process = self._process, None
+            reader = self._reader
+        if process is not None and reader is not None:
+            process.kill()
+            reader.join()
 
     def _start(self, vocabulary: GrammarVocabulary) -> None:
         self._process = process = subprocess.Popen(
@@ -87,12 +84,12 @@ class TrialProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        ready: Future[dict[str, Any]] = Future()
         asked: dict[int, Future[dict[str, Any]]] = {}
-        self._ready, self._asked = ready, asked
-        threading.Thread(
-            target=self._take_answers, args=(process, ready, asked), daemon=True
-        ).start()
+        self._asked = asked
+        self._reader = threading.Thread(
+            target=self._take_answers, args=(process, asked), daemon=True
+        )
+        self._reader.start()
         self._send(
             {
                 "tokens": [text.decode("latin-1") for text in vocabulary.texts],
@@ -111,23 +108,24 @@ class TrialProcess:
     def _take_answers(
         self,
         process: subprocess.Popen[bytes],
-        ready: Future[dict[str, Any]],
         asked: dict[int, Future[dict[str, Any]]],
     ) -> None:
         assert process.stdout is not None
         try:
             while head := process.stdout.read(LENGTH.size):
                 message = json.loads(process.stdout.read(*LENGTH.unpack(head)))
-                waiting = ready if not ready.done() else asked.pop(message.pop("number"))
-                waiting.set_result(message)
+                asked.pop(message.pop("number")).set_result(message)
         except (ValueError, OSError):
             _log.exception("the process that tries constraints sent what is no answer")
         finally:
             process.kill()
+            process.wait()
+            with self._lock, contextlib.suppress(OSError):  # what was not sent goes nowhere
+                assert process.stdin is not None
+                process.stdin.close()
+            process.stdout.close()
             error = EngineError("the process that tries constraints has ended")
             with self._lock:
-                left = [ready, *asked.values()]
-                asked.clear()
+                left = list(asked.values())
             for waiting in left:
-                if not waiting.done():
-                    waiting.set_exception(error)
+                waiting.set_exception(error)

@@ -7,9 +7,8 @@ until its input ends. It does nothing with a question but pass it to a child, so
 it.
 
 Each message is JSON after its length in four bytes. The first has ``{tokens, special_ids,
-stop_token_ids}``, with tokens as text in Latin-1, and is answered by ``{}``; then there are
-``{number, asked}``, answered in any order by ``{number, text, openings}``, or by ``{number, error,
-field, reason}``.
+stop_token_ids}``, with tokens as text in Latin-1; then there are ``{number, asked}``, answered in
+any order by ``{number, text, openings, has_rules}``, or by ``{number, error, field, reason}``.
 """
 
 from __future__ import annotations
@@ -55,12 +54,12 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "nice"):
         os.nice(_NICENESS)
-    questions, answers = sys.stdin.buffer, sys.stdout.buffer
-    vocabulary = _vocabulary(_read(questions))
+    questions, answers = sys.stdin.fileno(), sys.stdout.buffer
+    (size,) = LENGTH.unpack(_read(questions, LENGTH.size))
+    vocabulary = _vocabulary(json.loads(_read(questions, size)))
     gc.collect()
     gc.freeze()  # children share the pages of what is not touched
-    _write(answers, {})
-    _serve(questions.fileno(), answers, vocabulary)
+    _serve(questions, answers, vocabulary)
     return 0
 
 
@@ -69,14 +68,17 @@ def _vocabulary(message: dict[str, Any]) -> GrammarVocabulary:
         [text.encode("latin-1") for text in message["tokens"]],
         message["special_ids"],
         message["stop_token_ids"],
-        lambda text: [],  # what would be written is not asked for
     )
 
 
-def _read(stream: Any) -> dict[str, Any]:
-    (size,) = LENGTH.unpack(stream.read(LENGTH.size))
-    message: dict[str, Any] = json.loads(stream.read(size))
-    return message
+def _read(fd: int, size: int) -> bytes:
+    """Return just so many bytes; ends the process if there are no more."""
+    data = bytearray()
+    while len(data) < size:
+        if not (more := os.read(fd, min(size - len(data), 1 << 20))):
+            raise SystemExit
+        data += more
+    return bytes(data)
 
 
 def _write(stream: Any, message: dict[str, Any]) -> None:
@@ -181,7 +183,11 @@ def _answer(question: dict[str, Any], vocabulary: GrammarVocabulary, writing: in
         asked = StructuredOutputs.of(question["asked"])
         source = source_of(asked, vocabulary.special_ids, vocabulary.stop_token_ids)
         compile_source(source, asked, vocabulary)
-        answer: dict[str, Any] = {"text": source.text, "openings": source.openings}
+        answer: dict[str, Any] = {
+            "text": source.text,
+            "openings": source.openings,
+            "has_rules": source.has_rules,
+        }
     except ConstraintError as error:
         answer = {"error": str(error), "field": error.field, "reason": error.reason}
     data = json.dumps(answer).encode()

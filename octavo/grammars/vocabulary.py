@@ -22,7 +22,8 @@ class GrammarVocabulary:
         special_ids: the special tokens by their text.
         stop_token_ids: tokens that end an answer. They are allowed where a grammar can end, and
             nowhere else.
-        encode: the tokens of a text, as the tokenizer would write it.
+        encode: the tokens of a text, as the tokenizer would write it; None takes the longest token
+            at each place.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class GrammarVocabulary:
         texts: Sequence[bytes],
         special_ids: Mapping[str, int],
         stop_token_ids: Collection[int],
-        encode: Callable[[str], list[int]],
+        encode: Callable[[str], list[int]] | None = None,
     ):
         from llguidance import LLTokenizer  # 40 ms, for those who ask for it
 
@@ -41,11 +42,15 @@ class GrammarVocabulary:
         self.special_ids = special_ids
         self.stop_token_ids = tuple(sorted(stop_token_ids))
         self.tokens: LLTokenizer = LLTokenizer(
-            _Wrapper(self, encode),  # type: ignore[arg-type]
+            _Wrapper(self, encode or self._longest_tokens),  # type: ignore[arg-type]
             n_vocab=self.vocab_size,
             eos_token=list(self.stop_token_ids) or None,
         )
         self.digits: DigitBits = DigitBits(texts.__getitem__, self.vocab_size)
+
+    def _longest_tokens(self, text: str) -> list[int]:
+        ids: list[int] = self.tokens.greedy_tokenize(text)
+        return ids
 
     @classmethod
     def of(

@@ -52,7 +52,7 @@ class SafetensorsFile:
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """Where the bytes of each tensor begin in the file, and how many they are, in the order of
+        """The first byte of each tensor in the file, and the number of its bytes, in the order of
         ``tensors``."""
         return [(self._start + begin, end - begin) for begin, end in self._offsets.values()]
 

@@ -23,14 +23,14 @@ class AskedTools:
 
     Args:
         parallel: whether an answer may have several calls.
-        are_strict: whether calls are kept valid, as they are unless every tool says that it is not
-            ``strict``. Calls that must be made are so anyway.
+        are_kept_valid: whether a grammar keeps calls valid, from where the model begins one. It
+            does unless every tool says that it is not ``strict``, and the model may do without.
     """
 
     tools: tuple[Tool, ...] = ()
     choice: ToolChoice = ToolChoice("none")
     parallel: bool = True
-    are_strict: bool = True
+    are_kept_valid: bool = True
 
     @classmethod
     def of(
@@ -46,17 +46,13 @@ class AskedTools:
         chosen = ToolChoice.of(choice, known)
         if chosen.mode == "none":
             return cls()
-        for index, tool in enumerate(given):
-            if not isinstance(_strict(tool), bool | None):
-                raise InvalidRequestError(
-                    "must be true or false", f"tools[{index}].function.strict"
-                )
-        are_strict = not all(_strict(tool) is False for tool in given)
-        return cls(known, chosen, parallel is not False, are_strict)
+        are_kept_valid = not given or not all(map(_is_free, given))
+        return cls(known, chosen, parallel is not False, are_kept_valid)
 
 
-def _strict(tool: Any) -> Any:
-    return None if isinstance(tool, Tool) else tool.get("function", tool).get("strict")
+def _is_free(tool: Any) -> bool:
+    """Tell whether a tool says that its calls need not be valid."""
+    return not isinstance(tool, Tool) and tool.get("function", tool).get("strict") is False
 
 
 class PlainParser:
@@ -98,9 +94,8 @@ class AnswerReader:
 
     @property
     def _keeps_calls_valid(self) -> bool:
-        return bool(self.asked.tools) and (
-            self.asked.are_strict or self.asked.choice.mode == "required"
-        )
+        asked = self.asked
+        return bool(asked.tools) and (asked.are_kept_valid or asked.choice.mode == "required")
 
     def params(self, params: SamplingParams) -> SamplingParams:
         """Return the parameters with which the answer is generated so that it can be read, and has

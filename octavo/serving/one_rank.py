@@ -49,7 +49,7 @@ class OneRank:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What the "engine" object of the JSON outputs says about other machines."""
+        """Return what the "engine" object of the JSON outputs says about other machines."""
         return {}
 
     def start(self, rank: Rank, limits: RankLimits) -> None: ...

@@ -179,7 +179,7 @@ def test_costs_follow_from_the_rate_or_from_what_is_usual():
         ({"hardware": "h1000"}, "H100"),
         ({"quantization": "fp7"}, "fp8"),
         ({"engine": "vlm"}, "vllm"),
-        ({"tp": 3}, "heads"),
+        ({"tp": 3, "engine": "vllm"}, "heads"),
         ({"hardware": "h100-sxm:6", "tp": 4}, "do not make replicas"),
         ({"tp": 0}, "tp must be 1 or more"),
         ({"slo": "ttft=1,ttft=2"}, "twice"),

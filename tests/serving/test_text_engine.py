@@ -53,6 +53,7 @@ class Parrot:
     """Answers every prompt with a fixed text, a later sample of a prompt more surely."""
 
     depth = 1
+    feeds_tokens = False
 
     def __init__(self, answer: bytes):
         self.answer = [*answer, EOS]

@@ -86,7 +86,7 @@ class PlacedLaunchers:
 
     @cached_property
     def model(self) -> Facts:
-        """What this machine has of the model. ModelError if that cannot be read."""
+        """The fingerprint of the model on this machine. ModelError if that cannot be read."""
         from octavo.serving.model_content import fingerprint  # which imports numpy
 
         return fingerprint(hub.resolve(self.args.model))
