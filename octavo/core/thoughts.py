@@ -30,7 +30,7 @@ class ThoughtTokens:
 
 
 class _Place(NamedTuple):
-    """Where an answer stands after some of its tokens.
+    """State of an answer after some of its tokens.
 
     Args:
         tail: the last bytes since the thought, or what is no thought, began: as many as a tag may
