@@ -74,16 +74,19 @@ class Grammar:
             return [text] if text else []
         return [part for part in re.split(f"({'|'.join(map(re.escape, found))})", text) if part]
 
-    def json(self, schema: Mapping[str, Any], *, is_loose: bool = False) -> str:
+    def json(
+        self, schema: Mapping[str, Any], *, is_loose: bool = False, is_lenient: bool | None = None
+    ) -> str:
         """Return the JSON of a schema. Objects have no properties but those that are named, where
         the schema leaves that open.
 
         Args:
             is_loose: with any white space; else with a space after commas and colons and no other.
+            is_lenient: that of the grammar, if not said.
         """
         options = _LOOSE if is_loose else _DENSE
         schema = closed(without_annotations(schema))
-        if self.is_lenient:
+        if self.is_lenient if is_lenient is None else is_lenient:
             options, schema = {**options, **_LENIENT}, without_backtracking(schema)
         schema = {"x-guidance": options, **schema}
         return self.rule(f"%json {json.dumps(schema, ensure_ascii=False)}")
