@@ -84,7 +84,7 @@ class Qwen3Coder(ChatFormat):
     def _read_name(self, stream: TextStream) -> Reading[str]:
         parts: list[str] = []
         if not (yield from stream.up_to(_NAME_ENDS, parts.append)):
-            raise MalformedCall("the text ends within a name", "cut_off")
+            raise MalformedCall("the text ends within a name")
         return "".join(parts)
 
     def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:

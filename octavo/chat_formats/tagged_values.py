@@ -53,7 +53,7 @@ def read_tagged_value(
         if not is_json:
             put(_json_of("".join(parts), types))
     if not tag:
-        raise MalformedCall("the text ends within an argument", "cut_off")
+        raise MalformedCall("the text ends within an argument")
     return tag
 
 

@@ -292,7 +292,7 @@ class TextStream:
         while True:
             character = yield from self.peek()
             if not character:
-                raise MalformedCall("the text ends within it", "cut_off")
+                raise MalformedCall("the text ends within it")
             if character == '"':
                 yield from self._json_string(put)
             elif character in "{[":

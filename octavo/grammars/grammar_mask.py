@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from time import perf_counter
 from typing import TYPE_CHECKING
 
+from octavo.core.stats import ConstraintStats
 from octavo.core.token_mask import Bits
 from octavo.grammars.number_runs import NumberRuns
 
@@ -22,13 +24,21 @@ class GrammarMask:
 
     Args:
         start: the beginning of the grammar. It is not changed, and masks may share it.
+        stats: counts masks.
         numbers: at its beginning too; None leaves runs of digits as long as they are.
     """
 
     is_over = False
 
-    def __init__(self, start: LLMatcher, vocab_size: int, numbers: NumberRuns | None = None):
+    def __init__(
+        self,
+        start: LLMatcher,
+        vocab_size: int,
+        stats: ConstraintStats,
+        numbers: NumberRuns | None = None,
+    ):
         self._start = start
+        self._stats = stats
         self._matcher = start.deep_copy()
         self._num_words = -(-vocab_size // 32)
         self._numbers = numbers
@@ -54,6 +64,7 @@ class GrammarMask:
         if self._num_wrong:
             return None
         if self._bits is None:
+            begun_at = perf_counter()
             bits = array("I", bytes(4 * self._num_words))
             if not self._matcher.is_error():
                 address, count = bits.buffer_info()
@@ -61,6 +72,8 @@ class GrammarMask:
                 if self._matcher.is_error():
                     bits = array("I", bytes(4 * self._num_words))
             self._bits = self._without_long_runs(bits)
+            self._stats.num_masks += 1
+            self._stats.mask_seconds += perf_counter() - begun_at
         return self._bits
 
     def _without_long_runs(self, bits: Bits) -> Bits:
@@ -104,7 +117,7 @@ class GrammarMask:
 
     def fork(self) -> GrammarMask:
         other = GrammarMask.__new__(GrammarMask)
-        other._start = self._start
+        other._start, other._stats = self._start, self._stats
         other._matcher = self._matcher.deep_copy()
         other._num_words = self._num_words
         other._numbers = None if self._numbers is None else self._numbers.fork()

@@ -16,7 +16,7 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
-from octavo.base.errors import ConstraintError, EngineError
+from octavo.base.errors import ConstraintError, EngineError, EngineUnavailableError
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.grammars.sources import GrammarSource
 from octavo.grammars.trial_process import LENGTH
@@ -47,6 +47,7 @@ class TrialProcess:
 
         Raises:
             ConstraintError: it cannot.
+            EngineUnavailableError: the machine is too busy to tell.
             EngineError: the process has ended meanwhile.
         """
         answer: Future[dict[str, Any]] = Future()
@@ -57,6 +58,12 @@ class TrialProcess:
             self._asked[self._count] = answer
             self._send({"number": self._count, "asked": asked.to_dict()})
         found = answer.result(_PATIENCE)
+        if "late" in found:
+            raise EngineUnavailableError(
+                "the constraint could not be compiled in time, since other programs have the "
+                "processors",
+                retry_after=1.0,
+            )
         if "error" in found:
             message, field = found["error"], found["field"]
             if field is None:
