@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from types import SimpleNamespace
 
 import httpx
 import pytest
 from format_cases import CASES, TOOLS, WEATHER
 
+from octavo.core.sampling_params import SamplingParams
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.core.thoughts import ThoughtTokens
 from octavo.server.api.openai import chat_completions as chat
@@ -337,8 +337,8 @@ def test_constraints_of_the_content_begin_after_thoughts():
     schema = StructuredOutputs(json={"type": "object"})
 
     def asked(reader):
-        params = SimpleNamespace(structured_outputs=schema)
-        return reader._constraint(params.structured_outputs)
+        _, params = reader.prepare(SamplingParams(structured_outputs=schema))
+        return params.structured_outputs
 
     inside = asked(AnswerReader(hermes, AskedTools(), True, thoughts))
     assert (inside.begins_with, inside.begins_after) == (None, "</think>")
