@@ -156,6 +156,8 @@ class ChatFormat:
         content_is_json: bool,
     ) -> Reading[None]:
         tags = self._tags_with_tools if tools else self._tags_without_tools
+        # JSON is content where calls could have a tag.
+        bare_beginnings = "" if content_is_json and self.uses_opener else self.bare_beginnings
         tag = (yield from self._read_thought(stream, message)) if begins_in_thought else ""
         plain_until = 0  # what was read as a call, and is none, ends here
         while True:
@@ -165,9 +167,9 @@ class ChatFormat:
             elif self.thoughts is not None and tag == self.thoughts.begin:
                 tag = yield from self._read_thought(stream, message)
                 continue
-            elif tools and self.bare_beginnings and message.is_empty:
+            elif tools and message.is_empty and bare_beginnings:
                 first = yield from stream.skip_space(message.content)
-                if first and first in self.bare_beginnings and stream.position >= plain_until:
+                if first and first in bare_beginnings and stream.position >= plain_until:
                     call = self.read_bare_call(stream, message, tools)
                     plain_until = yield from self._try(call, stream, message, had_tag=False)
             if content_is_json and (yield from stream.skip_space(message.content)):
