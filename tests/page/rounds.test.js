@@ -88,7 +88,7 @@ test("tools answer, and say what is wrong", () => {
   const run = (name, text) => runTool({ name, arguments: text }, new Date("2026-07-01T10:00:00Z"));
   assert.deepEqual(run("calculator", '{"expression": "6*7"}'), { result: "42", failed: false });
   assert.deepEqual(JSON.parse(run("current_time", '{"timezone": "Asia/Tokyo"}').result), {
-    date: "Wednesday, 1 July 2026", time: "19:00:00", timezone: "Asia/Tokyo (GMT+09:00)",
+    date: "Wednesday, 1 July 2026", time: "19:00:00", timezone: "Asia/Tokyo", utc_offset: "+09:00",
   });
   assert.equal(run("current_time", "").failed, false);
   const errors = [

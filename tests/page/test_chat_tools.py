@@ -115,7 +115,9 @@ def test_tools_are_called_and_answered_until_the_answer_is_there(ready, chats):
     ]
     assert len(third["messages"]) == 6
     assert ready.js(CALLS)[2] == f"current_time {{}} → {third['messages'][-1]['content']}"
-    assert set(json.loads(third["messages"][-1]["content"])) == {"date", "time", "timezone"}
+    assert set(json.loads(third["messages"][-1]["content"])) == {
+        "date", "time", "timezone", "utc_offset",
+    }  # fmt: skip
 
     ready.click(".actions button", "Regenerate")  # from the question on
     ready.wait_for("document.querySelectorAll('.round').length === 3")

@@ -85,6 +85,7 @@ function timeIn(timeZone, now) {
   return {
     date: `${part.weekday}, ${part.day} ${part.month} ${part.year}`,
     time: `${part.hour}:${part.minute}:${part.second}`,
-    timezone: `${format.resolvedOptions().timeZone} (${part.timeZoneName})`,
+    timezone: format.resolvedOptions().timeZone,
+    utc_offset: part.timeZoneName.replace("GMT", "") || "+00:00",
   };
 }
