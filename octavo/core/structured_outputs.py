@@ -108,9 +108,14 @@ class StructuredOutputs:
         return cls(**values)
 
     @property
+    def kind(self) -> str:
+        """The name of the field that is given."""
+        return next(name for name in _KINDS if getattr(self, name) is not None)
+
+    @property
     def constraint(self) -> Constraint:
         """The field that is given, as text: choices are a JSON list, and any object is a schema."""
-        kind = next(name for name in _KINDS if getattr(self, name) is not None)
+        kind = self.kind
         if kind == "json_object":
             return Constraint("json", '{"type": "object"}')
         value = getattr(self, kind)
@@ -121,6 +126,10 @@ class StructuredOutputs:
         object."""
         defaults = {each.name: each.default for each in fields(self)}
         return {name: value for name, value in asdict(self).items() if value != defaults[name]}
+
+
+# vLLM's name of it.
+StructuredOutputsParams = StructuredOutputs
 
 
 def _json_text(value: Any, field: str) -> str:

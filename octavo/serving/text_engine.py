@@ -102,7 +102,9 @@ class TextEngine:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(sorted(set(eos_token_ids)))
-        self.grammars = GrammarCompiler(tokenizer, vocab_size, self.eos_token_ids)
+        self.grammars = GrammarCompiler(
+            tokenizer, vocab_size, self.eos_token_ids, engine.constraints
+        )
         self.groups: dict[str, SampleGroup] = {}
         self._samples: dict[str, tuple[SampleGroup, TextSample]] = {}
         self._seeds = random.Random(seed)
@@ -383,6 +385,8 @@ def _ending(group: SampleGroup, sample: TextSample) -> Delta:
 def _params_of_sample(params: SamplingParams, index: int) -> SamplingParams:
     """Return the parameters of one sample of a prompt."""
     changes: dict[str, Any] = {}
+    if params.structured_outputs is not None:  # its mask says when it may end (`create_mask`)
+        changes |= {"min_tokens": 0, "ignore_eos": False}
     if index > 0 and params.prompt_logprobs is not None:
         changes["prompt_logprobs"] = None  # they are the same for all
     if params.num_samples > params.n and params.logprobs is None:

@@ -75,6 +75,7 @@ class GenerationJob:
                 route=request.scope["path"],
                 tenant=context.tenant.name,
                 weight=context.tenant.weight,
+                constraint_field=fields.constraint.field if fields.constraint else "",
             )
             for prompt in prompts
         ]
