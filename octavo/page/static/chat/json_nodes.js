@@ -5,8 +5,8 @@ const TOKEN = /"(?:[^"\\]|\\.)*"|[{}[\]]|[^\s{}[\]",:]+/g;
 
 /**
  * The nodes of a JSON text, or null if it is none. A node is `{ kind, key, source, children }`:
- * `kind` is "object", "array", "string", "number" or "literal", `key` the text of its name in an
- * object (null elsewhere), `source` what was written of a string, number or literal.
+ * `kind` is "object", "array" or "scalar", `key` its name in an object (null elsewhere), `source`
+ * what was written of a scalar.
  */
 export function readJson(text) {
   try {
@@ -39,7 +39,5 @@ export function isContainer({ kind }) {
 
 function kindOf(source) {
   if (source === "{") return "object";
-  if (source === "[") return "array";
-  if (source[0] === '"') return "string";
-  return /^[tfn]/.test(source) ? "literal" : "number";
+  return source === "[" ? "array" : "scalar";
 }

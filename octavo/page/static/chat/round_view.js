@@ -8,7 +8,7 @@ import { seconds } from "./stats.js";
 
 export class RoundView {
   #thought = new ThoughtView();
-  #prose = element("div", { class: "prose" });
+  #prose = new Prose();
   #json = element("div", { class: "json-answer" });
   #shownJson = null;
   #calls = [];
@@ -21,7 +21,7 @@ export class RoundView {
     const head = number > 1 ? element("p", { class: "round-title" }, title) : null;
     this.element = element(
       "div", { class: "round" },
-      head, this.#thought.element, this.#prose, this.#json, this.#callList, this.#warnings,
+      head, this.#thought.element, this.#prose.element, this.#json, this.#callList, this.#warnings,
     );
   }
 
@@ -42,9 +42,9 @@ export class RoundView {
   #showText({ text, isJson, thought, calls }, isRunning) {
     const tree = isRunning ? null : this.#treeOnce(text);
     const isBox = tree !== null || (isJson && text !== "");
-    renderInto(this.#prose, isBox ? "" : text);
+    this.#prose.show(isBox ? "" : text);
     // An empty one shows where the text will be.
-    this.#prose.hidden = isBox || (text === "" && (calls.length > 0 || thought !== ""));
+    this.#prose.element.hidden = isBox || (text.trim() === "" && (calls.length > 0 || thought !== ""));
     this.#json.hidden = !isBox;
     if (tree !== null) this.#json.replaceChildren(tree);
     else if (isBox) this.#showJsonText(text);
@@ -71,20 +71,32 @@ export class RoundView {
   }
 }
 
+/** Text of a model. A text that is shown already costs nothing. */
+class Prose {
+  element = element("div", { class: "prose" });
+  #text = "";
+
+  show(text) {
+    if (text === this.#text) return;
+    this.#text = text;
+    renderInto(this.element, text);
+  }
+}
+
 /** The thought before an answer: open while it grows, folded afterwards. */
 class ThoughtView {
   #label = element("summary");
-  #prose = element("div", { class: "prose" });
+  #prose = new Prose();
   #isThinking = false;
 
   constructor() {
-    this.element = element("details", { class: "thought", hidden: true }, this.#label, this.#prose);
+    this.element = element("details", { class: "thought", hidden: true }, this.#label, this.#prose.element);
   }
 
   update({ thought, thoughtMs }, isThinking) {
     this.element.hidden = thought === "";
     if (thought === "") return;
-    renderInto(this.#prose, thought);
+    this.#prose.show(thought);
     const time = thoughtMs >= 1 ? ` for ${seconds(thoughtMs / 1000)}` : "";
     this.#label.textContent = isThinking ? `Thinking${time}…` : `Thought${time}`;
     if (isThinking !== this.#isThinking) this.element.open = isThinking; // what the reader does in between stays
