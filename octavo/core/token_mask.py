@@ -85,6 +85,7 @@ def create_mask(
     stop_token_ids: Collection[int] = (),
     bad_words: Sequence[Sequence[int]] = (),
     grammar: TokenMask | None = None,
+    thought: TokenMask | None = None,
 ) -> TokenMask | None:
     """Return the mask of ``params``; None if they forbid nothing.
 
@@ -93,6 +94,7 @@ def create_mask(
         bad_words: ``params.bad_words`` as tokens, maybe several variants of a word.
         grammar: the mask of ``params.structured_outputs``, at its beginning. Where it is at its
             end, so is the answer, even if it should be longer.
+        thought: the mask of ``params.thinking_token_budget``; it yields to the others.
     """
     masks: list[TokenMask] = [] if grammar is None else [grammar]
     if params.allowed_token_ids is not None:
@@ -107,8 +109,10 @@ def create_mask(
     elif params.ignore_eos:  # the answer goes on as long as the grammar lets it
         ends_of_text = set(stop_token_ids).difference(params.stop_token_ids)
         lengths.append(MinTokens(math.inf, ends_of_text, vocab_size))
+    if thought is not None:
+        lengths.append(thought)
     if len(masks) + len(lengths) <= 1:
-        return masks[0] if masks else None
+        return next(iter(masks + lengths), None)
     return AllOf(masks, lengths)
 
 

@@ -30,6 +30,7 @@ class GrammarMask:
         stats: counts masks.
         numbers: at its beginning too; None leaves runs of digits as long as they are.
         encode: the tokens of a text, for forced ones; None forces none.
+        has_end: each text that must come has an end, so that it can be looked for.
     """
 
     is_over = False
@@ -42,6 +43,8 @@ class GrammarMask:
         stats: ConstraintStats,
         numbers: NumberRuns | None = None,
         encode: Callable[[bytes], list[int]] | None = None,
+        *,
+        has_end: bool = True,
     ):
         self._start = start
         self._stats = stats
@@ -49,6 +52,7 @@ class GrammarMask:
         self._num_words = -(-vocab_size // 32)
         self._numbers = numbers
         self._encode = encode
+        self._has_end = has_end
         self._token_ids: list[int] = []
         self._num_wrong = 0  # the last tokens, of which the first was not allowed
         self._bits: Bits | None = None  # of the state as it is
@@ -132,6 +136,7 @@ class GrammarMask:
         other._matcher = self._matcher.deep_copy()
         other._num_words = self._num_words
         other._numbers = None if self._numbers is None else self._numbers.fork()
+        other._has_end = self._has_end
         other._token_ids = self._token_ids.copy()
         other._num_wrong, other._bits = self._num_wrong, self._bits
         other._encode, other._forced = self._encode, self._forced
@@ -151,7 +156,7 @@ class GrammarMask:
         return count
 
     def forced_tokens(self, most: int) -> list[int]:
-        if self._num_wrong or self._matcher.is_error():
+        if self._num_wrong or self._matcher.is_error() or not self._has_end:
             return []
         begin, forced = self._forced
         done = len(self._token_ids) - begin

@@ -17,9 +17,9 @@ import threading
 import weakref
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import NamedTuple, TypeAlias
 
 from octavo.base.errors import EngineError
@@ -108,7 +108,8 @@ class MaskThread:
     def _wait(self) -> None:
         thread = self._thread
         while thread is not None and thread.is_alive() and self._num_ended < self._number:
-            self._num_ended = self._ended.get()
+            with suppress(Empty):
+                self._num_ended = self._ended.get(timeout=1.0)
 
 
 def _make_masks(works: _Works, ended: _Numbers, count: Callable[[], None], nothing: Bits) -> None:
