@@ -28,11 +28,6 @@ class Template(NamedTuple):
     source: str
     special_tokens: Mapping[str, int]
 
-    @property
-    def knows_tools(self) -> bool:
-        """True if the template writes tools into prompts."""
-        return "tools" in self.source
-
     def has(self, *texts: str) -> bool:
         """Tell whether the source has all of these texts."""
         return all(text in self.source for text in texts)
@@ -238,7 +233,8 @@ class ChatFormat:
         """Return the constraint of an answer; None if it is free.
 
         With a call that is required, a finished answer is calls alone, after a thought maybe. Else
-        content is free, and what follows an opener is a call. Arguments are valid by the schemas.
+        content is free, and what follows an opener is a call. Arguments are valid by the schemas;
+        keywords that no grammar can follow are refused if a call is required or a tool is strict.
 
         Args:
             choice: OpenAI's ``tool_choice``, or a `ToolChoice`.
@@ -254,7 +250,8 @@ class ChatFormat:
         if not isinstance(choice, ToolChoice):
             choice = ToolChoice.of(choice, known)
         among = choice.among(known)
-        grammar = Grammar(self.template.special_tokens)
+        is_lenient = choice.mode != "required" and not any(tool.is_strict for tool in among)
+        grammar = Grammar(self.template.special_tokens, is_lenient=is_lenient)
         parts = []
         if begins_in_thought:
             parts.append(self._rest_of_thought(grammar))
@@ -272,8 +269,8 @@ class ChatFormat:
         raise NotImplementedError
 
     def bare_call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
-        """Return the grammar of a bare call, or of several if ``parallel``. It begins
-        `Grammar.after_gap`, with all that tells it from content."""
+        """Return the grammar of a bare call, or of several if ``parallel``. All that tells it from
+        content is one lexeme, as `Grammar.after_gap` makes it."""
         raise NotImplementedError
 
     def like_a_bare_call(self, tools: Sequence[Tool]) -> str:
