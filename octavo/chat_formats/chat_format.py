@@ -46,6 +46,8 @@ class ChatFormat:
       which they begin; `read_bare_call`, `bare_call` and `like_a_bare_call`; and ``uses_opener``,
       which is False if calls that are required are written so.
 
+    ``before_content`` is what the model writes before content, if that is a header and no text.
+
     Methods that read raise `MalformedCall` where the text is no call: it then is content.
 
     Attributes:
@@ -59,6 +61,7 @@ class ChatFormat:
     bare_beginnings: ClassVar[str] = ""
     uses_opener: ClassVar[bool] = True
     repeats: ClassVar[bool] = True
+    before_content: ClassVar[str] = ""
 
     def __init__(self, template: Template):
         self.template = template
@@ -78,6 +81,11 @@ class ChatFormat:
         return self.thoughts is not None and ends_in_thought(
             prompt, self.thoughts, self.template.special_tokens
         )
+
+    @property
+    def marks_of_answers(self) -> tuple[str, ...]:
+        """The tags around content that follows a thought. They say nothing, and are dropped."""
+        return ()
 
     def new_id(self, index: int, name: str) -> str:
         """Return an id for the call of an index in its message."""
@@ -147,7 +155,10 @@ class ChatFormat:
         begins_in_thought: bool,
     ) -> Reading[None]:
         tags = self._tags_with_tools if tools else self._tags_without_tools
-        tag = (yield from self._read_thought(stream, message)) if begins_in_thought else ""
+        tag = ""
+        if begins_in_thought:
+            tag = yield from self._read_thought(stream, message)
+            tags = Tags((*tags.texts, *self.marks_of_answers))
         plain_until = 0  # what was read as a call, and is none, ends here
         while True:
             if tools and tag in self.openers:
@@ -155,6 +166,7 @@ class ChatFormat:
                 plain_until = yield from self._try(call, stream, message, had_tag=True)
             elif self.thoughts is not None and tag == self.thoughts.begin:
                 tag = yield from self._read_thought(stream, message)
+                tags = Tags((*tags.texts, *self.marks_of_answers))
                 continue
             elif tools and self.bare_beginnings and message.is_empty:
                 first = yield from stream.skip_space(message.content)

@@ -15,7 +15,7 @@ from octavo.chat_formats.tools import Tool
 
 _SECTION, _SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _BEGIN, _END, _SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
-_FENCE = "```json"
+_TYPE, _FENCE = "function", "```json"
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]+")
 
 
@@ -39,11 +39,13 @@ class DeepSeekV31(CallSections):
         parts: list[str] = []
         yield from stream.while_matching(_NAME, parts.append)
         yield from stream.expect(_SEPARATOR)
-        if (yield from stream.skip_space()) not in ("{", ""):  # the first word was the type
+        name = "".join(parts)
+        if (yield from stream.skip_space()) != "{" and name == _TYPE:
             parts.clear()
             yield from stream.while_matching(_NAME, parts.append)
             yield from stream.skip_space()
-        begin_call(message, "".join(parts), tools)
+            name = "".join(parts)
+        begin_call(message, name, tools)
         has_fence = yield from stream.starts_with(_FENCE)
         yield from stream.skip_space()
         yield from stream.json_value(message.arguments)
@@ -66,5 +68,5 @@ class DeepSeekV3(DeepSeekV31):
         return template.has(_SECTION, _FENCE)
 
     def one(self, grammar: Grammar, tool: Tool) -> str:
-        head = grammar.text(f"function{_SEPARATOR}{tool.name}\n{_FENCE}\n")
+        head = grammar.text(f"{_TYPE}{_SEPARATOR}{tool.name}\n{_FENCE}\n")
         return f"{head} {grammar.json(tool.parameters)} {grammar.text(chr(10) + '```')}"

@@ -74,6 +74,9 @@ class Grammar:
             return [text] if text else []
         return [part for part in re.split(f"({'|'.join(map(re.escape, found))})", text) if part]
 
+    def _begins_with_token(self, text: str) -> bool:
+        return self._split(text)[0] in self._special_tokens
+
     def json(self, schema: Mapping[str, Any], *, is_loose: bool = False) -> str:
         """Return the JSON of a schema. Objects have no properties but those that are named, where
         the schema leaves that open.
@@ -96,14 +99,17 @@ class Grammar:
                 either: a parser, which sees text, would take that for them.
             not_like: a regular expression that the text as a whole does not match.
         """
-        parts = [_ANY, *map(self.without, sorted(without))]
+        parts = [_ANY]
+        if without:
+            parts.append(self.without(*sorted(without)))
         if not_like:
             parts.append(f"~/{escape_slashes(not_like)}/")
         return self.terminal(" & ".join(parts))
 
-    def without(self, text: str) -> str:
-        """Return the regular expression of all that does not contain a text."""
-        return f"~({_ANY} {literal(text)} {_ANY})"
+    def without(self, *texts: str) -> str:
+        """Return the regular expression of all that contains none of some texts. It is one, as the
+        automaton of several that all hold would have states for each combination."""
+        return f"~({_ANY} {either(map(literal, texts))} {_ANY})"
 
     def lazy(self, expression: str) -> str:
         """Return a lexeme that ends as soon as the expression matches."""
@@ -116,7 +122,7 @@ class Grammar:
             without: other tags that are not in it.
             not_like: see `free`; of the text before the tag.
         """
-        if tag in self._special_tokens:
+        if self._begins_with_token(tag):
             return f"{self.free(without | {tag}, not_like)} {self.text(tag)}"
         return self.lazy(f"{self.free(without - {tag}, not_like)} {literal(tag)}")
 
@@ -127,7 +133,7 @@ class Grammar:
     def after_gap(self, text: str) -> str:
         """Return a fixed text, maybe with white space before it, where free text may be instead:
         white space alone would already be taken for the beginning of that."""
-        if text in self._special_tokens:
+        if self._begins_with_token(text):
             return f"{self.gap()} {self.text(text)}"
         return self.terminal(f"({_GAP})? {literal(text)}")
 

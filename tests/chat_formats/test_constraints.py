@@ -217,10 +217,14 @@ def test_a_usual_answer_is_possible(name):
         "qwen3-coder": "<tool_call>\n<function=get_weather>\n"
         "<parameter=city>\nParis\n</parameter>\n<parameter=wind>\ntrue\n</parameter>\n</function>\n</tool_call>",
         "mistral-args": '[THINK]Hm.[/THINK]Fine.[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}',
+        "tool-calls-list": '<tool_calls>[{"name": "clock", "arguments": {}}]</tool_calls>',
         "mistral": '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}]',
     }
     text = usual.get(name) or next(iter(CASES[name].texts))
-    for answer in (text.replace("<eos>", ""), "Plain text: {1} < 2 [3]\n", 'No {"name"} here.'):
+    before = CASES[name].before_content
+    plain = (before + "Plain text: {1} < 2 [3]\n", before + 'No {"name"} here.')
+    text = re.sub(r"(<eos>|<\|end\|>|<\|call\|>)$", "", text)
+    for answer in (text, *plain):
         mask = walker.mask(choice="auto")
         mask.advance(ids_of(walker, answer.replace("'", '"')))
         assert mask.bitmask() is not None and mask.is_accepting, answer

@@ -17,7 +17,7 @@ TEMPLATES = Path(__file__).parent.parent / "text" / "chat_templates"
         ("mistral", "mistral"),
         ("chatml", "generic-json"),
         ("gemma3", "generic-json"),
-        ("phi", "generic-json"),
+        ("phi", "phi-4-mini"),
     ],
 )
 def test_the_template_tells_the_format(file, name):

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from octavo.chat_formats.chat_format import ChatFormat, Template
+from octavo.chat_formats.deepseek import DeepSeekV3, DeepSeekV31
 from octavo.chat_formats.generic_json import GenericJSON
+from octavo.chat_formats.harmony import Harmony
 from octavo.chat_formats.hermes import Hermes
+from octavo.chat_formats.json_lists import Granite3, Nemotron, Phi4Mini, ToolCallsList
+from octavo.chat_formats.kimi_k2 import KimiK2
 from octavo.chat_formats.llama_json import LlamaJSON
 from octavo.chat_formats.messages import ParsedMessage
 from octavo.chat_formats.mistral import Mistral, MistralArgs
@@ -60,6 +64,7 @@ class Case:
     Args:
         special_texts: control tokens of the vocabulary.
         texts: of each answer its reasoning, its content, and its calls.
+        before_content: what is before plain text in an answer.
     """
 
     kind: type[ChatFormat]
@@ -68,12 +73,20 @@ class Case:
     texts: dict[str, tuple[str | None, str | None, list[tuple[str, str]]]] = field(
         default_factory=dict
     )
+    before_content: str = ""
 
     def format(self) -> ChatFormat:
         specials = {text: 258 + i for i, text in enumerate(self.special_texts)}
         return self.kind(Template(self.source, {"<eos>": 256, "<stop>": 257, **specials}))
 
 
+DEEPSEEK = (
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+)
 PARIS = '{"city": "Paris"}'
 CASES = {
     "hermes": Case(
@@ -226,6 +239,139 @@ CASES = {
                 "Fine.",
                 [("get_weather", PARIS), ("clock", "{}")],
             ),
+        },
+    ),
+    "deepseek-v3": Case(
+        DeepSeekV3,
+        "tools <｜tool▁calls▁begin｜> function<｜tool▁sep｜> ```json <think>",
+        DEEPSEEK,
+        {
+            "<think>\nTwo.\n</think>\n\nI look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function"
+            '<｜tool▁sep｜>get_weather\n```json\n{"city": "Paris"}\n```<｜tool▁call▁end｜>\n'
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>clock\n```json\n{}\n```<｜tool▁call▁end｜>"
+            "<｜tool▁calls▁end｜><eos>": (
+                "Two.",
+                "I look.",
+                [("get_weather", PARIS), ("clock", "{}")],
+            ),
+            '<｜tool▁call▁begin｜>function<｜tool▁sep｜>edit\n{"path": "```", "text": null}'
+            "<｜tool▁call▁end｜>": (None, None, [("edit", '{"path": "```", "text": null}')]),
+        },
+    ),
+    "deepseek-v3.1": Case(
+        DeepSeekV31,
+        "tools <｜tool▁calls▁begin｜><｜tool▁call▁begin｜><｜tool▁sep｜> <think>",
+        DEEPSEEK,
+        {
+            "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+            '{"city": "Paris"}<｜tool▁call▁end｜><｜tool▁call▁begin｜>clock<｜tool▁sep｜>{}'
+            "<｜tool▁call▁end｜><｜tool▁calls▁end｜>": (
+                None,
+                "I look.",
+                [("get_weather", PARIS), ("clock", "{}")],
+            ),
+        },
+    ),
+    "kimi-k2": Case(
+        KimiK2,
+        "tools <|tool_calls_section_begin|> <think>",
+        (
+            "<|tool_calls_section_begin|>",
+            "<|tool_calls_section_end|>",
+            "<|tool_call_begin|>",
+            "<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+        ),
+        {
+            "<think>Hm.</think>I look.<|tool_calls_section_begin|><|tool_call_begin|>"
+            'functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}'
+            "<|tool_call_end|><|tool_call_begin|>functions.mcp-1/disk.free:gb:1"
+            "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>": (
+                "Hm.",
+                "I look.",
+                [("get_weather", PARIS), ("mcp-1/disk.free:gb", "{}")],
+            ),
+            "<|tool_call_begin|>clock<|tool_call_argument_begin|>{}<|tool_call_end|>": (
+                None,
+                None,
+                [("clock", "{}")],
+            ),
+        },
+    ),
+    "harmony": Case(
+        Harmony,
+        "tools <|start|>assistant<|channel|>analysis<|message|>",
+        ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>")
+        + ("<|return|>",),
+        {
+            "<|channel|>analysis<|message|>One.<|end|><|start|>assistant<|channel|>commentary "
+            'to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>': (
+                "One.",
+                None,
+                [("get_weather", PARIS)],
+            ),
+            ' to=functions.clock<|channel|>commentary json<|message|>{"a": "<|end|>"}': (
+                None,
+                None,
+                [("clock", '{"a": "<|end|>"}')],
+            ),
+            "<|channel|>analysis<|message|>One.<|end|><|start|>assistant<|channel|>analysis"
+            "<|message|>Two.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+            "<|start|>assistant<|channel|>final<|message|>It is 5.<|return|>": (
+                "One.\n\nTwo.",
+                "I look.\n\nIt is 5.",
+                [],
+            ),
+            "to=be": (None, "to=be", []),
+        },
+        before_content="<|channel|>final<|message|>",
+    ),
+    "granite-3": Case(
+        Granite3,
+        "tools <|tool_call|> <think></think> <response></response>",
+        ("<|tool_call|>",),
+        {
+            '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}, '
+            '{"name": "clock", "arguments": {}}]<eos>': (
+                None,
+                None,
+                [("get_weather", PARIS), ("clock", "{}")],
+            ),
+            "<think>Hm.</think>\n<response>Yes.</response>": ("Hm.", "Yes.", []),
+            "A <response>.": (None, "A <response>.", []),
+        },
+    ),
+    "phi-4-mini": Case(
+        Phi4Mini,
+        "tools <|tool|> <|/tool|>",
+        ("<|tool_call|>", "<|/tool_call|>", "<|end|>"),
+        {
+            '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]'
+            "<|/tool_call|><|end|>": (None, None, [("get_weather", PARIS)]),
+            'functools[{"name": "clock", "arguments": {}}]<|end|>': (None, None, [("clock", "{}")]),
+            "functools has a cache.": (None, "functools has a cache.", []),
+        },
+    ),
+    "nemotron": Case(
+        Nemotron,
+        "tools <TOOLCALL> <think>",
+        texts={
+            '<think>\n</think>\n<TOOLCALL>[{"name": "get_weather", "arguments": '
+            '{"city": "Paris"}}, {"name": "clock", "arguments": {}}]</TOOLCALL>': (
+                None,
+                None,
+                [("get_weather", PARIS), ("clock", "{}")],
+            ),
+        },
+    ),
+    "tool-calls-list": Case(
+        ToolCallsList,
+        "tools <tool_calls>",
+        texts={
+            '<tool_calls>[\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n]'
+            "</tool_calls>": (None, None, [("get_weather", PARIS)]),
+            '<tool_calls>\n{"name": "clock", "arguments": {}}\n{"name": "clock", "arguments": {}}'
+            "\n</tool_calls>": (None, None, [("clock", "{}"), ("clock", "{}")]),
         },
     ),
     "generic-json": Case(
