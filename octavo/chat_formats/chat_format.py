@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -87,6 +88,11 @@ class ChatFormat:
         """The tags around content that follows a thought. They say nothing, and are dropped."""
         return ()
 
+    @property
+    def ends_of_thought(self) -> tuple[str, ...]:
+        """The texts that end a thought; none if the model has no thoughts."""
+        return (self.thoughts.end, *sorted(self._ends_of_thoughts)) if self.thoughts else ()
+
     def new_id(self, index: int, name: str) -> str:
         """Return an id for the call of an index in its message."""
         return f"call_{secrets.token_hex(12)}"
@@ -108,6 +114,7 @@ class ChatFormat:
         *,
         begins_in_thought: bool = False,
         is_constrained: bool = False,
+        content_is_json: bool = False,
     ) -> OutputParser:
         """Make the parser of one answer.
 
@@ -117,11 +124,12 @@ class ChatFormat:
             is_constrained: whether a grammar keeps calls valid. Their arguments then leave as they
                 come; else they are kept until a call is whole, for if it is malformed, its text is
                 content.
+            content_is_json: whether content can only be JSON: its strings may have tags in them.
         """
         known = {tool.name: tool for tool in tools_of(tools)}
         stream = TextStream()
         message = MessageWriter(stream, self.new_id, holds_calls=not is_constrained)
-        reading = self._read(stream, message, known, begins_in_thought)
+        reading = self._read(stream, message, known, begins_in_thought, content_is_json)
         return OutputParser(stream, message, reading)
 
     def read_call(
@@ -153,6 +161,7 @@ class ChatFormat:
         message: MessageWriter,
         tools: Mapping[str, Tool],
         begins_in_thought: bool,
+        content_is_json: bool,
     ) -> Reading[None]:
         tags = self._tags_with_tools if tools else self._tags_without_tools
         tag = ""
@@ -173,11 +182,23 @@ class ChatFormat:
                 if first and first in self.bare_beginnings and stream.position >= plain_until:
                     call = self.read_bare_call(stream, message, tools)
                     plain_until = yield from self._try(call, stream, message, had_tag=False)
+            if content_is_json and (yield from stream.skip_space(message.content)):
+                is_at_tag = yield from stream.is_at(tags)
+                if not is_at_tag:
+                    yield from self._read_json(stream, message)
+                    return
             tag = yield from stream.up_to(tags, message.content)
             if not tag:
                 return
             if stream.position - len(tag) < plain_until:
                 tag = ""
+
+    def _read_json(self, stream: TextStream, message: MessageWriter) -> Reading[None]:
+        """Read content up to the end of the text."""
+        with suppress(MalformedCall):  # cut off, and content all the same
+            yield from stream.json_value(message.content)
+        while (yield from stream.up_to(self._control_tags, message.content)):
+            pass
 
     def _try(
         self, call: Reading[None], stream: TextStream, message: MessageWriter, *, had_tag: bool
@@ -191,7 +212,9 @@ class ChatFormat:
         try:
             yield from call
         except MalformedCall as error:
-            message.abandon_call(str(error), had_tag=had_tag)
+            if stream.is_over:
+                error.reason = "cut_off"
+            message.abandon_call(error, had_tag=had_tag)
             return stream.unread()
         stream.stop_keeping()
         return 0
@@ -205,7 +228,7 @@ class ChatFormat:
         assert self.thoughts is not None, "the model has no thoughts"
         message.begin_thought()
         while True:
-            tag = yield from stream.up_to(self._tags_of_thoughts, message.reasoning)
+            tag = yield from stream.up_to(self._tags_without_tools, message.reasoning)
             if not tag or tag == self.thoughts.end or tag in self._ends_of_thoughts:
                 message.end_thought()
                 return tag if tag in self._ends_of_thoughts else ""
@@ -218,19 +241,16 @@ class ChatFormat:
 
     @cached_property
     def _tags_with_tools(self) -> Tags:
-        return Tags((*self.openers, *self.closers, *(self.thoughts or ()), *self._specials))
+        own = (*self.openers, *self.closers, *(self.thoughts or ()))
+        return Tags((*own, *self.template.special_tokens))
 
     @cached_property
     def _tags_without_tools(self) -> Tags:
-        return Tags((*(self.thoughts or ()), *self._specials))
+        return Tags((*(self.thoughts or ()), *self.template.special_tokens))
 
     @cached_property
-    def _tags_of_thoughts(self) -> Tags:
-        return Tags((*(self.thoughts or ()), *self._specials))
-
-    @property
-    def _specials(self) -> Iterable[str]:
-        return self.template.special_tokens
+    def _control_tags(self) -> Tags:
+        return Tags(self.template.special_tokens)
 
     # -- the grammar ------------------------------------------------------------------------------
 
@@ -241,6 +261,7 @@ class ChatFormat:
         *,
         parallel: bool = True,
         begins_in_thought: bool = False,
+        content: Any = None,
     ) -> StructuredOutputs | None:
         """Return the constraint of an answer; None if it is free.
 
@@ -252,6 +273,7 @@ class ChatFormat:
             choice: OpenAI's ``tool_choice``, or a `ToolChoice`.
             parallel: whether there may be several calls.
             begins_in_thought: see the method of this name.
+            content: the JSON schema of an answer without calls, where that is not free.
 
         Raises:
             InvalidRequestError: tools or choice are wrong, or ask for what the format cannot say.
@@ -267,9 +289,14 @@ class ChatFormat:
         parts = []
         if begins_in_thought:
             parts.append(self._rest_of_thought(grammar))
+        if choice.mode == "required" or content is not None:
+            parts.append(grammar.gap() if begins_in_thought else self._own_thought(grammar))
         if choice.mode == "required":
-            before = grammar.gap() if begins_in_thought else self._own_thought(grammar)
-            parts += [before, self._calls(grammar, among, parallel)]
+            parts.append(self._calls(grammar, among, parallel))
+        elif content is not None:
+            options = self.calls_beside_json(grammar, among, parallel) if among else []
+            json = grammar.json(content, is_loose=True, is_lenient=False)
+            parts.append(either([*options, f"{grammar.text(self.before_content)} {json}"]))
         else:
             parts.append(self._content(grammar, among, parallel, known))
         return StructuredOutputs(grammar=grammar.source(" ".join(filter(None, parts))))
@@ -289,6 +316,12 @@ class ChatFormat:
         """Return a regular expression of the content that would be taken for a bare call, or for
         the beginning of one."""
         raise NotImplementedError
+
+    def calls_beside_json(
+        self, grammar: Grammar, tools: Sequence[Tool], parallel: bool
+    ) -> list[str]:
+        """Return grammars of calls, of which one holds where JSON may be instead."""
+        return [self._calls(grammar, tools, parallel)]
 
     def _calls(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
         if not self.uses_opener:

@@ -77,16 +77,19 @@ class Grammar:
     def _begins_with_token(self, text: str) -> bool:
         return self._split(text)[0] in self._special_tokens
 
-    def json(self, schema: Mapping[str, Any], *, is_loose: bool = False) -> str:
+    def json(
+        self, schema: Mapping[str, Any], *, is_loose: bool = False, is_lenient: bool | None = None
+    ) -> str:
         """Return the JSON of a schema. Objects have no properties but those that are named, where
         the schema leaves that open.
 
         Args:
             is_loose: with any white space; else with a space after commas and colons and no other.
+            is_lenient: that of the grammar, if not said.
         """
         options = _LOOSE if is_loose else _DENSE
         schema = closed(without_annotations(schema))
-        if self.is_lenient:
+        if self.is_lenient if is_lenient is None else is_lenient:
             options, schema = {**options, **_LENIENT}, without_backtracking(schema)
         schema = {"x-guidance": options, **schema}
         return self.rule(f"%json {json.dumps(schema, ensure_ascii=False)}")

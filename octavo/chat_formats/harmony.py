@@ -73,6 +73,7 @@ class Harmony(ChatFormat):
         message: MessageWriter,
         tools: Mapping[str, Tool],
         begins_in_thought: bool,
+        content_is_json: bool,
     ) -> Reading[None]:
         if begins_in_thought:
             header: _Header | None = _Header(is_thought=True)
@@ -88,6 +89,9 @@ class Harmony(ChatFormat):
             elif header.recipient and tools:
                 tag = yield from self._read_call(stream, message, tools, header.recipient)
             else:
+                if content_is_json:
+                    yield from self._read_json(stream, message)
+                    return
                 if not message.is_empty:
                     message.content("\n\n")
                 tag = yield from self._read_text(stream, message.content)

@@ -15,13 +15,13 @@ from octavo.base.errors import InvalidRequestError
 from octavo.chat_formats.grammar import Grammar, either, escape_slashes, literal
 from octavo.chat_formats.json_schemas import (
     BACKTRACKING,
+    DEFINITIONS,
     resolved,
     type_of,
     types_of,
 )
 from octavo.chat_formats.text_stream import MalformedCall, Put, Reading, Tags, TextStream, load_json
 
-_DEFINITIONS = {"$defs", "definitions"}
 # Keywords that could say of a string what cannot be said of text.
 _UNSUPPORTED = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if")
 # Beginnings of texts that would be JSON of other types.
@@ -130,7 +130,7 @@ def tagged_value(grammar: Grammar, schema: Mapping[str, Any], end: str, where: s
     types = types_of(schema)
     if "string" not in types:
         return f"{grammar.json(schema)} {grammar.text(end)}"
-    if not schema.keys() - _DEFINITIONS:
+    if not schema.keys() - DEFINITIONS:
         return _text(grammar, "/(?s:.*)/", end)
     options = []
     strings: list[Mapping[str, Any]] = []

@@ -383,6 +383,8 @@ def _ending(group: SampleGroup, sample: TextSample) -> Delta:
 def _params_of_sample(params: SamplingParams, index: int) -> SamplingParams:
     """Return the parameters of one sample of a prompt."""
     changes: dict[str, Any] = {}
+    if params.structured_outputs is not None:  # its mask says when it may end (`create_mask`)
+        changes |= {"min_tokens": 0, "ignore_eos": False}
     if index > 0 and params.prompt_logprobs is not None:
         changes["prompt_logprobs"] = None  # they are the same for all
     if params.num_samples > params.n and params.logprobs is None:

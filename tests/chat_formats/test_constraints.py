@@ -323,6 +323,31 @@ def test_digits_and_letters_of_patterns_are_those_of_ascii():
     assert in_ascii(r"\d[\w-]\\d\s") == r"[0-9][[0-9A-Za-z_]-]\\d\s"
 
 
+CONTENT = {
+    "type": "object",
+    "properties": {"answer": {"type": "integer"}, "name": {"type": "string"}},
+    "required": ["answer"],
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_content_of_a_schema_and_calls_can_be_asked_for_together(name):
+    walker = WALKERS[name]
+    for seed in range(12):
+        text = walker.write(random.Random(seed), walker.mask(choice="auto", content=CONTENT))
+        message = parse(walker.format, text, ALL, content_is_json=True)
+        assert message.warnings == [], text
+        check(message.tool_calls)
+        assert (message.content is None) == bool(message.tool_calls)
+        if message.content is not None:
+            Draft202012Validator(CONTENT).validate(json.loads(message.content))
+    for text in ('{"answer": 4}', '{\n  "answer": 4,\n  "name": "<think>"\n}'):
+        mask = walker.mask(choice="auto", content=CONTENT)
+        mask.advance(text.encode())
+        assert mask.is_accepting
+        assert parse(walker.format, text, ALL, content_is_json=True).content == text
+
+
 def test_there_is_no_constraint_without_tools():
     for case in CASES.values():
         assert case.format().constraint(None) is None

@@ -155,6 +155,10 @@ class FaultyForward:
     def depth(self) -> int:
         return self._forward.depth
 
+    @property
+    def feeds_tokens(self) -> bool:
+        return self._forward.feeds_tokens
+
     def feeds(self, request: Request) -> bool:
         return self._forward.feeds(request)
 
