@@ -125,9 +125,24 @@ class Grammar:
             without: other tags that are not in it.
             not_like: see `free`; of the text before the tag.
         """
-        if self._begins_with_token(tag):
-            return f"{self.free(without | {tag}, not_like)} {self.text(tag)}"
-        return self.lazy(f"{self.free(without - {tag}, not_like)} {literal(tag)}")
+        has_token = any(part in self._special_tokens for part in self._split(tag))
+        without = without | {tag} if has_token else without - {tag}
+        return self.text_up_to(self.free(without, not_like), tag)
+
+    def text_up_to(self, expression: str, end: str) -> str:
+        """Return text of a regular expression and what ends it.
+
+        Both are one lexeme, as the text could go on with the end's first characters; but for a
+        control token in the end, and what is behind that.
+        """
+        parts = self._split(end)
+        tokens = [i for i, part in enumerate(parts) if part in self._special_tokens]
+        if not tokens:
+            return self.lazy(f"({expression}) {literal(end)}")
+        before, after = "".join(parts[: tokens[0]]), "".join(parts[tokens[0] :])
+        if before:
+            expression = f"({expression}) {literal(before)}"
+        return f"{self.terminal(expression)} {self.text(after)}"
 
     def gap(self) -> str:
         """Return the white space that may stand between parts."""

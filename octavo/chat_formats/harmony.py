@@ -30,7 +30,7 @@ _HEADER = re.compile(r"[A-Za-z0-9_.:/=<>| -]{0,256}")
 
 
 class _Header(NamedTuple):
-    """What stands before a message.
+    """Header of a message, as far as it says what the message is.
 
     Args:
         recipient: the tool that it calls; empty if it calls none.
@@ -80,21 +80,16 @@ class Harmony(ChatFormat):
         else:
             header = yield from self._read_beginning(stream, message)
         while True:
-            if header is None:
-                tag = yield from self._read_text(stream, message.content)
-            elif header.is_thought:
+            if header is not None and header.is_thought:
                 message.begin_thought()
                 tag = yield from self._read_text(stream, message.reasoning)
                 message.end_thought()
-            elif header.recipient and tools:
+            elif header is not None and header.recipient and tools:
                 tag = yield from self._read_call(stream, message, tools, header.recipient)
             else:
-                if content_is_json:
-                    yield from self._read_json(stream, message)
-                    return
-                if not message.is_empty:
+                if header is not None and not message.is_empty:
                     message.content("\n\n")
-                tag = yield from self._read_text(stream, message.content)
+                tag = yield from self._read_content(stream, message, content_is_json)
             if not tag:
                 return
             header = None
@@ -136,6 +131,16 @@ class Harmony(ChatFormat):
                 return None
             parts = [begin := tag]
 
+    def _read_content(
+        self, stream: TextStream, message: MessageWriter, content_is_json: bool
+    ) -> Reading[str]:
+        if content_is_json and (yield from stream.skip_space(message.content)):
+            is_at_tag = yield from stream.is_at(self._tags)
+            if not is_at_tag:
+                yield from self._read_json(stream, message)
+                return ""
+        return (yield from self._read_text(stream, message.content))
+
     def _read_text(self, stream: TextStream, put: Put) -> Reading[str]:
         """Read the text of a message, and return the tag that ends it."""
         while (tag := (yield from stream.up_to(self._tags, put))) and tag not in _ENDS:
@@ -168,7 +173,7 @@ class Harmony(ChatFormat):
 
     @cached_property
     def _tags(self) -> Tags:
-        return Tags((*_TAGS, *self._specials))
+        return Tags((*_TAGS, *self.template.special_tokens))
 
     # -- the grammar ------------------------------------------------------------------------------
 

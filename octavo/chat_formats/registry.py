@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from octavo.chat_formats.chat_format import ChatFormat, Template
 from octavo.chat_formats.deepseek import DeepSeekV3, DeepSeekV31
 from octavo.chat_formats.generic_json import GenericJSON
+from octavo.chat_formats.glm4 import GLM4
 from octavo.chat_formats.harmony import Harmony
 from octavo.chat_formats.hermes import Hermes
+from octavo.chat_formats.invoke_calls import DeepSeekV4, DeepSeekV32, MiniMaxM2
 from octavo.chat_formats.json_lists import Granite3, Nemotron, Phi4Mini, ToolCallsList
 from octavo.chat_formats.kimi_k2 import KimiK2
 from octavo.chat_formats.llama_json import LlamaJSON
@@ -22,7 +24,11 @@ FORMATS: tuple[type[ChatFormat], ...] = (
     Harmony,
     DeepSeekV3,
     DeepSeekV31,
+    DeepSeekV32,
+    DeepSeekV4,
     KimiK2,
+    MiniMaxM2,
+    GLM4,
     Granite3,
     Phi4Mini,
     Nemotron,

@@ -121,17 +121,36 @@ def tagged_value(grammar: Grammar, schema: Mapping[str, Any], end: str, where: s
     """Return the grammar of a value and the text that ends it.
 
     Args:
-        end: the last part of it is a tag, which no value contains.
+        end: a tag, which no value contains, maybe with newlines around it.
         where: the tool and its argument, for errors.
 
     Raises:
         InvalidRequestError: the schema has a keyword that cannot be enforced on text.
     """
+    texts, others = tagged_options(grammar, schema, end, where)
+    return grammar.rule(either([*others, *texts]))
+
+
+def tagged_options(
+    grammar: Grammar,
+    schema: Mapping[str, Any],
+    end: str,
+    where: str,
+    *,
+    are_told_apart: bool = False,
+) -> tuple[list[str], list[str]]:
+    """Return the grammars of values that are strings, and those of others, of which one holds.
+
+    Args:
+        end, where: see `tagged_value`.
+        are_told_apart: whether the text around says which they are; else strings are none that
+            would be read as others.
+    """
     types = types_of(schema)
     if "string" not in types:
-        return f"{grammar.json(schema)} {grammar.text(end)}"
+        return [], [f"{grammar.json(schema)} {grammar.text(end)}"]
     if not schema.keys() - DEFINITIONS:
-        return _text(grammar, "/(?s:.*)/", end)
+        return [_text(grammar, "/(?s:.*)/", end)], []
     options = []
     strings: list[Mapping[str, Any]] = []
     for branch in _branches(schema):
@@ -140,7 +159,8 @@ def tagged_value(grammar: Grammar, schema: Mapping[str, Any], end: str, where: s
             strings.append(branch)
         else:
             options += _others(grammar, branch, kinds, end)
-    others = types - {"string"}
+    others = frozenset() if are_told_apart else types - {"string"}
+    texts = []
     for each in strings:
         try:
             text = _string(each, others, where)
@@ -148,8 +168,8 @@ def tagged_value(grammar: Grammar, schema: Mapping[str, Any], end: str, where: s
             if not grammar.is_lenient:
                 raise
             text = _string({}, others, where)
-        options.append(_text(grammar, text, end))
-    return grammar.rule(either(options))
+        texts.append(_text(grammar, text, end))
+    return texts, options
 
 
 def _branches(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -233,10 +253,9 @@ def _has_alternatives(bare: str) -> bool:
 
 
 def _text(grammar: Grammar, expression: str, end: str) -> str:
-    """Return text of an expression and what ends it. Both are one lexeme, as the text could go on
-    with the end's first characters."""
+    """Return text of an expression and what ends it."""
     tag = end.strip("\n")
-    return grammar.lazy(f"(({expression}) & {grammar.without(tag)}) {literal(end)}")
+    return grammar.text_up_to(f"({expression}) & {grammar.without(tag)}", end)
 
 
 def _error(where: str, what: str) -> InvalidRequestError:

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from octavo.chat_formats.chat_format import ChatFormat, Template
 from octavo.chat_formats.deepseek import DeepSeekV3, DeepSeekV31
 from octavo.chat_formats.generic_json import GenericJSON
+from octavo.chat_formats.glm4 import GLM4
 from octavo.chat_formats.harmony import Harmony
 from octavo.chat_formats.hermes import Hermes
+from octavo.chat_formats.invoke_calls import DeepSeekV4, DeepSeekV32, MiniMaxM2
 from octavo.chat_formats.json_lists import Granite3, Nemotron, Phi4Mini, ToolCallsList
 from octavo.chat_formats.kimi_k2 import KimiK2
 from octavo.chat_formats.llama_json import LlamaJSON
@@ -372,6 +374,76 @@ CASES = {
             "</tool_calls>": (None, None, [("get_weather", PARIS)]),
             '<tool_calls>\n{"name": "clock", "arguments": {}}\n{"name": "clock", "arguments": {}}'
             "\n</tool_calls>": (None, None, [("clock", "{}"), ("clock", "{}")]),
+        },
+    ),
+    "glm-4.5": Case(
+        GLM4,
+        "tools <tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value> <think>",
+        texts={
+            "<think>Hm.</think>\nI look.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n"
+            "<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n"
+            "</tool_call>\n<tool_call>clock\n</tool_call>": (
+                "Hm.",
+                "I look.",
+                [("get_weather", '{"city": "Paris", "days": 3}'), ("clock", "{}")],
+            ),
+        },
+    ),
+    "glm-4.7": Case(
+        GLM4,
+        "tools <tool_call>{name}<arg_key>{key}</arg_key><arg_value>{value}</arg_value> <think>",
+        ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        {
+            "<tool_call>edit<arg_key>path</arg_key><arg_value>\na\n</arg_value><arg_key>text"
+            "</arg_key><arg_value>null</arg_value></tool_call>": (
+                None,
+                None,
+                [("edit", '{"path": "\\na\\n", "text": null}')],
+            ),
+        },
+    ),
+    "minimax-m2": Case(
+        MiniMaxM2,
+        "tools <minimax:tool_call> <think>",
+        ("<minimax:tool_call>", "</minimax:tool_call>"),
+        {
+            'I look.\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">'
+            'Paris</parameter>\n</invoke>\n<invoke name="clock">\n</invoke>\n'
+            "</minimax:tool_call>": (
+                None,
+                "I look.",
+                [("get_weather", PARIS), ("clock", "{}")],
+            ),
+        },
+    ),
+    "deepseek-v3.2": Case(
+        DeepSeekV32,
+        "tools <｜DSML｜function_calls> <think>",
+        ("｜DSML｜",),
+        {
+            '<｜DSML｜function_calls>\n<｜DSML｜invoke name="edit">\n'
+            '<｜DSML｜parameter name="path" string="true">3</｜DSML｜parameter>\n'
+            '<｜DSML｜parameter name="text" string="false">null</｜DSML｜parameter>\n'
+            '</｜DSML｜invoke>\n<｜DSML｜invoke name="clock">\n</｜DSML｜invoke>\n'
+            "</｜DSML｜function_calls>": (
+                None,
+                None,
+                [("edit", '{"path": "3", "text": null}'), ("clock", "{}")],
+            ),
+        },
+    ),
+    "deepseek-v4": Case(
+        DeepSeekV4,
+        "tools '｜DSML｜' 'tool_calls>' <think>",
+        texts={
+            '<think>Hm.</think>\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="edit">\n'
+            '<｜DSML｜parameter name="path" string="true">a<b</｜DSML｜parameter>\n'
+            '<｜DSML｜parameter name="text" string="true">null</｜DSML｜parameter>\n'
+            "</｜DSML｜invoke>\n</｜DSML｜tool_calls>": (
+                "Hm.",
+                None,
+                [("edit", '{"path": "a<b", "text": "null"}')],
+            ),
         },
     ),
     "generic-json": Case(
