@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from octavo.chat_formats.chat_format import ChatFormat, Template
@@ -20,9 +21,7 @@ _NAMES = re.compile(r'[^<>"\n]+')
 _DSML = "｜DSML｜"
 _CALLS, _FUNCTION_CALLS = f"<{_DSML}tool_calls>", f"<{_DSML}function_calls>"
 _STRING = {"type": "string"}
-_NO_DSML = "｜DSML｜"
-_CALLS, _FUNCTION_CALLS = f"<{_DSML}tool_calls>", f"<{_DSML}function_calls>"
-_STRING = {"type": sorted(JSON_TYPES - {"string"})}
+_NO_STRING = {"type": sorted(JSON_TYPES - {"string"})}
 
 
 def _closing(tag: str) -> str:
@@ -81,12 +80,7 @@ class InvokeCalls(ChatFormat):
     def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
         def call(tool: Tool) -> str:
             begin = grammar.text(f'<{self.prefix}invoke name="{tool.name}">\n')
-            arguments = tagged_arguments(
-                grammar,
-                tool,
-                _NAMES,
-                lambda argument, where: self._argument(grammar, argument, where),
-            )
+            arguments = tagged_arguments(grammar, tool, _NAMES, partial(self._argument, grammar))
             return f"{begin} {arguments} {grammar.text(f'</{self.prefix}invoke>' + chr(10))}"
 
         calls = grammar.rule(either(map(call, tools)))
