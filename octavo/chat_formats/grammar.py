@@ -15,11 +15,8 @@ _DENSE: dict[str, Any] = {
     "item_separator": ", ",
     "key_separator": ": ",
 }
-SPACE = r"[ \n\t]{0,20}"  # a model that goes on with it for ever comes to an end
-_LOOSE: dict[str, Any] = {
-    "whitespace_flexible": True,
-    "whitespace_pattern": SPACE.replace("0", "1", 1),
-}
+# A newline and an indentation; a model that goes on with white space for ever comes to an end.
+_LOOSE: dict[str, Any] = {"whitespace_flexible": True, "whitespace_pattern": r"[ \n\t]{1,40}"}
 _LENIENT = {"lenient": True, "coerce_one_of": True}
 _ANY = "/(?s:.*)/"
 _GAP = r"/[ \n]{1,2}/"
@@ -74,9 +71,6 @@ class Grammar:
             return [text] if text else []
         return [part for part in re.split(f"({'|'.join(map(re.escape, found))})", text) if part]
 
-    def _begins_with_token(self, text: str) -> bool:
-        return self._split(text)[0] in self._special_tokens
-
     def json(
         self, schema: Mapping[str, Any], *, is_loose: bool = False, is_lenient: bool | None = None
     ) -> str:
@@ -102,17 +96,14 @@ class Grammar:
                 either: a parser, which sees text, would take that for them.
             not_like: a regular expression that the text as a whole does not match.
         """
-        parts = [_ANY]
-        if without:
-            parts.append(self.without(*sorted(without)))
+        banned = [f"(?s:.*)({'|'.join(map(exactly, sorted(without)))})(?s:.*)"] if without else []
         if not_like:
-            parts.append(f"~/{escape_slashes(not_like)}/")
-        return self.terminal(" & ".join(parts))
+            banned.append(not_like)
+        return self.terminal(f"{_ANY} & ~/{escape_slashes('|'.join(banned))}/" if banned else _ANY)
 
-    def without(self, *texts: str) -> str:
-        """Return the regular expression of all that contains none of some texts. It is one, as the
-        automaton of several that all hold would have states for each combination."""
-        return f"~({_ANY} {either(map(literal, texts))} {_ANY})"
+    def without(self, text: str) -> str:
+        """Return the regular expression of all that does not contain a text."""
+        return f"~/{escape_slashes(f'(?s:.*){exactly(text)}(?s:.*)')}/"
 
     def lazy(self, expression: str) -> str:
         """Return a lexeme that ends as soon as the expression matches."""
@@ -125,8 +116,8 @@ class Grammar:
             without: other tags that are not in it.
             not_like: see `free`; of the text before the tag.
         """
-        has_token = any(part in self._special_tokens for part in self._split(tag))
-        without = without | {tag} if has_token else without - {tag}
+        # What goes on without the tag must be the same lexeme, where that ends with a token.
+        without = without | {tag} if self.has_token(tag) else without - {tag}
         return self.text_up_to(self.free(without, not_like), tag)
 
     def text_up_to(self, expression: str, end: str) -> str:
@@ -135,14 +126,18 @@ class Grammar:
         Both are one lexeme, as the text could go on with the end's first characters; but for a
         control token in the end, and what is behind that.
         """
-        parts = self._split(end)
-        tokens = [i for i, part in enumerate(parts) if part in self._special_tokens]
-        if not tokens:
+        if not self.has_token(end):
             return self.lazy(f"({expression}) {literal(end)}")
-        before, after = "".join(parts[: tokens[0]]), "".join(parts[tokens[0] :])
+        parts = self._split(end)
+        at = next(i for i, part in enumerate(parts) if part in self._special_tokens)
+        before, after = "".join(parts[:at]), "".join(parts[at:])
         if before:
             expression = f"({expression}) {literal(before)}"
         return f"{self.terminal(expression)} {self.text(after)}"
+
+    def has_token(self, text: str) -> bool:
+        """Tell whether a control token is in a text."""
+        return any(part in self._special_tokens for part in self._split(text))
 
     def gap(self) -> str:
         """Return the white space that may stand between parts."""
@@ -151,7 +146,7 @@ class Grammar:
     def after_gap(self, text: str) -> str:
         """Return a fixed text, maybe with white space before it, where free text may be instead:
         white space alone would already be taken for the beginning of that."""
-        if self._begins_with_token(text):
+        if self._split(text)[0] in self._special_tokens:
             return f"{self.gap()} {self.text(text)}"
         return self.terminal(f"({_GAP})? {literal(text)}")
 
@@ -164,6 +159,14 @@ class Grammar:
 def literal(text: str) -> str:
     """Return a text as a string of Lark."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def exactly(text: str) -> str:
+    """Return a regular expression of just this text."""
+    return "".join(
+        character if character.isalnum() or ord(character) > 127 else rf"\x{ord(character):02x}"
+        for character in text
+    )
 
 
 def escape_slashes(expression: str) -> str:

@@ -109,8 +109,10 @@ class MiniMaxM2(InvokeCalls):
 
 
 class DeepSeekV4(InvokeCalls):
-    """Calls in ``<｜DSML｜tool_calls>``. Parameters say whether they are strings: ``string="true"``,
-    or ``false`` for JSON."""
+    """Calls in ``<｜DSML｜tool_calls>``. Parameters say whether they are strings.
+
+    They have ``string="true"``, or ``false`` for JSON.
+    """
 
     name = "deepseek-v4"
     prefix = _DSML

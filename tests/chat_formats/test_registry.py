@@ -41,7 +41,7 @@ def test_the_template_tells_the_format(file, name):
             "llama-json",
         ),
         (
-            "{% if tools %}<tool_call>{n}\n<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>{% endif %}",
+            "{% if tools %}<tool_call>{n}\n<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>",
             "glm-4.5",
         ),
         ("{{ '<minimax:tool_call>' }}<invoke name=\"tool-name-1\">", "minimax-m2"),
