@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from octavo.chat_formats.chat_format import ChatFormat, Template
 from octavo.chat_formats.deepseek import DeepSeekV3, DeepSeekV31
+from octavo.chat_formats.gemma import FunctionGemma, Gemma4
 from octavo.chat_formats.generic_json import GenericJSON
 from octavo.chat_formats.glm4 import GLM4
 from octavo.chat_formats.harmony import Harmony
@@ -29,6 +30,8 @@ FORMATS: tuple[type[ChatFormat], ...] = (
     KimiK2,
     MiniMaxM2,
     GLM4,
+    FunctionGemma,
+    Gemma4,
     Granite3,
     Phi4Mini,
     Nemotron,

@@ -78,6 +78,14 @@ def test_ids_in_the_text_are_those_of_the_calls_unless_one_is_there_twice():
         ("llama-json", '{"name": "clock", "parameters": {"a": nope}}', None),
         ("deepseek-v3.1", "<｜tool▁call▁begin｜>clock<｜tool▁sep｜>1<｜tool▁call▁end｜>", "clock1"),
         ("kimi-k2", "<|tool_calls_section_begin|>clock<|tool_calls_section_end|>", "clock"),
+        (
+            "functiongemma",
+            "<start_function_call>call:clock{a:b}<end_function_call>",
+            "call:clock{a:b}",
+        ),
+        ("gemma-4", '<|tool_call>call:clock{a:<|"|>b}', "call:clock{a:b}"),
+        ("glm-4.5", "<tool_call>clock<arg_key>a</arg_key></tool_call>", "clocka"),
+        ("minimax-m2", '<minimax:tool_call><invoke name="clock">x', '<invoke name="clock">x'),
         ("granite-3", "<|tool_call|>clock()", "clock()"),
         ("phi-4-mini", 'functools[{"name": "clock", "arguments": [}]', None),
         (

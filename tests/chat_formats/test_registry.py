@@ -44,6 +44,8 @@ def test_the_template_tells_the_format(file, name):
             "{% if tools %}<tool_call>{n}\n<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>",
             "glm-4.5",
         ),
+        ("{{ '<start_function_call>call:' + name }}", "functiongemma"),
+        ("{{ '<|tool_call>call:' + name }}", "gemma-4"),
         ("{{ '<minimax:tool_call>' }}<invoke name=\"tool-name-1\">", "minimax-m2"),
         ("{% set dsml = '｜DSML｜' %}<{{ dsml }}function_calls>", "deepseek-v3.2"),
         ("{% set dsml = '｜DSML｜' %}{{ '<' + dsml + 'tool_calls>' }}", "deepseek-v4"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from octavo.chat_formats.chat_format import ChatFormat, Template
 from octavo.chat_formats.deepseek import DeepSeekV3, DeepSeekV31
+from octavo.chat_formats.gemma import FunctionGemma, Gemma4
 from octavo.chat_formats.generic_json import GenericJSON
 from octavo.chat_formats.glm4 import GLM4
 from octavo.chat_formats.harmony import Harmony
@@ -443,6 +444,44 @@ CASES = {
                 "Hm.",
                 None,
                 [("edit", '{"path": "a<b", "text": "null"}')],
+            ),
+        },
+    ),
+    "functiongemma": Case(
+        FunctionGemma,
+        "tools <start_function_call>",
+        ("<start_function_call>", "<end_function_call>"),
+        {
+            "<start_function_call>call:get_weather{city:<escape>Paris<escape>}<end_function_call>"
+            "<start_function_call>call:clock{}<end_function_call>": (
+                None,
+                None,
+                [("get_weather", PARIS), ("clock", "{}")],
+            ),
+            '<start_function_call>call:edit{lines:[1,2],options:{force:True},path:<escape>a}"'
+            "<escape>,text:None}<end_function_call>": (
+                None,
+                None,
+                [
+                    (
+                        "edit",
+                        '{"lines": [1, 2], "options": {"force": true}, "path": "a}\\"", '
+                        '"text": null}',
+                    )
+                ],
+            ),
+        },
+    ),
+    "gemma-4": Case(
+        Gemma4,
+        "tools <|tool_call>call: <|channel>thought <channel|>",
+        ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"),
+        {
+            "<|channel>thought\nHm.\n<channel|>I look.<|tool_call>call:get_weather"
+            '{city:<|"|>Paris<|"|>,days:3}<tool_call|>': (
+                "Hm.",
+                "I look.",
+                [("get_weather", '{"city": "Paris", "days": 3}')],
             ),
         },
     ),
