@@ -13,7 +13,6 @@ from octavo.chat_formats.grammar import Grammar, either
 from octavo.chat_formats.json_calls import begin_call
 from octavo.chat_formats.json_schemas import (
     DEFINITIONS,
-    JSON_TYPES,
     arguments_of,
     resolved,
     types_of,

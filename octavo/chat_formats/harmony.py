@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from octavo.chat_formats.chat_format import ChatFormat, Template
 from octavo.chat_formats.grammar import Grammar, either
@@ -24,6 +24,7 @@ _FINAL = f"{_CHANNEL}final{_MESSAGE}"
 _NEXT = f"{_END}{_START}assistant"  # one message ends, and another begins
 _ENDS = frozenset((_START, _CHANNEL, _END, _CALL, _RETURN))  # of a message's text
 _TO = "to="
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of thoughts in messages
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 _ANALYSIS_CHANNEL = re.compile(r"<\|channel\|>\s*analysis\b")
 _HEADER = re.compile(r"[A-Za-z0-9_.:/=<>| -]{0,256}")
@@ -64,6 +65,31 @@ class Harmony(ChatFormat):
     @property
     def _ends_of_thoughts(self) -> frozenset[str]:
         return frozenset((_COMMENTARY,))
+
+    def prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+    ) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]] | None]:
+        # The template takes one call from a message, and either its thought or its content.
+        written, given = super().prompt(messages, tools)
+        apart: list[Mapping[str, Any]] = []
+        while written:
+            message = written.pop(0)
+            calls = message.get("tool_calls")
+            if not calls:
+                apart.append(message)
+                continue
+            results = []
+            while written and written[0].get("role") == "tool":
+                results.append(written.pop(0))
+            begin = _with_content_in_thought(message)
+            for call in calls:
+                apart.append({**begin, "tool_calls": [call]})
+                begin = {"role": message.get("role")}
+                mine = [each for each in results if each.get("tool_call_id") == call.get("id")]
+                apart += mine
+                results = [each for each in results if each not in mine]
+            apart += results
+        return apart, given
 
     # -- the parser -------------------------------------------------------------------------------
 
@@ -204,3 +230,11 @@ class Harmony(ChatFormat):
             options.append(self._calls(grammar, tools, parallel))
         thoughts = self._own_thought(grammar)
         return f"({thoughts} {preamble})* {thoughts} {either(options)}"
+
+
+def _with_content_in_thought(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message.get("content")
+    key = next((key for key in _THOUGHTS if message.get(key)), None)
+    if key is None or not content or not isinstance(content, str):
+        return message
+    return {**message, key: f"{message[key]}\n\n{content}", "content": ""}

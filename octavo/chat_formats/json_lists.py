@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from octavo.chat_formats.chat_format import ChatFormat, Template
 from octavo.chat_formats.grammar import Grammar
-from octavo.chat_formats.json_calls import json_calls, read_json_calls
+from octavo.chat_formats.json_calls import earlier_call, json_calls, read_json_calls
 from octavo.chat_formats.message_writer import MessageWriter
 from octavo.chat_formats.text_stream import Reading, TextStream
 from octavo.chat_formats.tools import Tool
@@ -19,6 +21,23 @@ class JSONList(ChatFormat):
     """A tag, ``[{"name": …, "arguments": {…}}, …]``, and the tag that ends it, if there is one."""
 
     repeats = False
+
+    def prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+    ) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]] | None]:
+        written, given = super().prompt(messages, tools)
+        if not self.template.has("tool_calls"):  # it would leave them out
+            written = [self._with_calls_in_content(message) for message in written]
+        return written, given
+
+    def _with_calls_in_content(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        calls = message.get("tool_calls")
+        if not calls:
+            return message
+        listed = json.dumps([earlier_call(call) for call in calls], ensure_ascii=False)
+        content = "".join((message.get("content") or "", self.openers[0], listed, *self.closers))
+        kept = {key: value for key, value in message.items() if key != "tool_calls"}
+        return {**kept, "content": content}
 
     def read_call(
         self, opener: str, stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool]
@@ -63,6 +82,19 @@ class Phi4Mini(JSONList):
     @classmethod
     def fits(cls, template: Template) -> bool:
         return template.has("<|tool|>", "<|/tool|>")
+
+    def prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+    ) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]] | None]:
+        written, given = super().prompt(messages, tools)
+        if given is None or not self.template.has("message['tools']"):
+            return written, given
+        # The template takes them from the first message, as text.
+        if not written or written[0].get("role") != "system":
+            written.insert(0, {"role": "system", "content": ""})
+        listed = json.dumps([tool["function"] for tool in given], ensure_ascii=False)
+        written[0] = {**written[0], "tools": listed}
+        return written, None
 
     def read_bare_call(
         self, stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool]

@@ -52,7 +52,7 @@ class Qwen3Coder(ChatFormat):
             if not (yield from stream.starts_with(_FUNCTION)):
                 break
             message.end_call()
-        yield from self.read_end(stream, _END)
+        yield from self.read_end(stream, self.closers[0])
         message.end_call()
 
     def _read_function(
@@ -81,4 +81,16 @@ class Qwen3Coder(ChatFormat):
 
         begin = grammar.text(f"\n{_FUNCTION}{tool.name}>\n")
         arguments = tagged_arguments(grammar, tool, _NAMES, written)
-        return f"{begin} {arguments} {grammar.text(f'{_FUNCTION_END}' + chr(10) + _END)}"
+        return f"{begin} {arguments} {grammar.text(_FUNCTION_END + chr(10) + self.closers[0])}"
+
+
+class SeedOSS(Qwen3Coder):
+    """The same in ``<seed:tool_call>``."""
+
+    name = "seed-oss"
+    openers = ("<seed:tool_call>", _FUNCTION)
+    closers = ("</seed:tool_call>", *Qwen3Coder.closers[1:])
+
+    @classmethod
+    def fits(cls, template: Template) -> bool:
+        return template.has("<seed:tool_call>", _FUNCTION)

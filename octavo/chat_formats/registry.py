@@ -17,7 +17,7 @@ from octavo.chat_formats.kimi_k2 import KimiK2
 from octavo.chat_formats.llama_json import LlamaJSON
 from octavo.chat_formats.mistral import Mistral, MistralArgs
 from octavo.chat_formats.pythonic import Pythonic, TaggedPythonic
-from octavo.chat_formats.qwen3_coder import Qwen3Coder
+from octavo.chat_formats.qwen3_coder import Qwen3Coder, SeedOSS
 
 # The first that fits is taken: those with tags of their own come before those that share tags with
 # others, and the one that fits all is last.
@@ -39,6 +39,7 @@ FORMATS: tuple[type[ChatFormat], ...] = (
     TaggedPythonic,
     MistralArgs,
     Mistral,
+    SeedOSS,
     Qwen3Coder,
     Hermes,
     Pythonic,

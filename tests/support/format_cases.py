@@ -19,7 +19,7 @@ from octavo.chat_formats.messages import ParsedMessage
 from octavo.chat_formats.mistral import Mistral, MistralArgs
 from octavo.chat_formats.output_parser import OutputParser
 from octavo.chat_formats.pythonic import Pythonic, TaggedPythonic
-from octavo.chat_formats.qwen3_coder import Qwen3Coder
+from octavo.chat_formats.qwen3_coder import Qwen3Coder, SeedOSS
 
 WEATHER = {
     "type": "function",
@@ -159,6 +159,19 @@ CASES = {
                 None,
                 None,
                 [("edit", '{"path": "3", "text": null}'), ("clock", "{}")],
+            ),
+        },
+    ),
+    "seed-oss": Case(
+        SeedOSS,
+        "tools <seed:tool_call> <function= <parameter= <seed:think>",
+        ("<seed:tool_call>", "</seed:tool_call>"),
+        {
+            "<seed:think>Hm.</seed:think>\n<seed:tool_call>\n<function=get_weather>\n"
+            "<parameter=city>\nParis\n</parameter>\n</function>\n</seed:tool_call>": (
+                "Hm.",
+                None,
+                [("get_weather", PARIS)],
             ),
         },
     ),
