@@ -164,6 +164,8 @@ class ChatFormat:
         content_is_json: bool,
     ) -> Reading[None]:
         tags = self._tags_with_tools if tools else self._tags_without_tools
+        # JSON is content where calls could have a tag.
+        bare_beginnings = "" if content_is_json and self.uses_opener else self.bare_beginnings
         tag = ""
         if begins_in_thought:
             tag = yield from self._read_thought(stream, message)
@@ -177,9 +179,9 @@ class ChatFormat:
                 tag = yield from self._read_thought(stream, message)
                 tags = Tags((*tags.texts, *self.marks_of_answers))
                 continue
-            elif tools and self.bare_beginnings and message.is_empty:
+            elif tools and message.is_empty and bare_beginnings:
                 first = yield from stream.skip_space(message.content)
-                if first and first in self.bare_beginnings and stream.position >= plain_until:
+                if first and first in bare_beginnings and stream.position >= plain_until:
                     call = self.read_bare_call(stream, message, tools)
                     plain_until = yield from self._try(call, stream, message, had_tag=False)
             if content_is_json and (yield from stream.skip_space(message.content)):

@@ -59,8 +59,7 @@ class Harmony(ChatFormat):
         return template.has(_CHANNEL, _MESSAGE)
 
     def thought_tags(self) -> ThoughtTags:
-        # A thought may be several messages. It is over where the answer begins.
-        return ThoughtTags(_ANALYSIS, _NEXT + _FINAL)
+        return ThoughtTags(_ANALYSIS, _NEXT)
 
     @property
     def _ends_of_thoughts(self) -> frozenset[str]:
