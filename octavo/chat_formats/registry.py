@@ -16,7 +16,7 @@ from octavo.chat_formats.json_lists import Granite3, Nemotron, Phi4Mini, ToolCal
 from octavo.chat_formats.kimi_k2 import KimiK2
 from octavo.chat_formats.llama_json import LlamaJSON
 from octavo.chat_formats.mistral import Mistral, MistralArgs
-from octavo.chat_formats.pythonic import Pythonic, TaggedPythonic
+from octavo.chat_formats.pythonic import Olmo3, Pythonic, TaggedPythonic
 from octavo.chat_formats.qwen3_coder import Qwen3Coder, SeedOSS
 
 # The first that fits is taken: those with tags of their own come before those that share tags with
@@ -36,6 +36,7 @@ FORMATS: tuple[type[ChatFormat], ...] = (
     Phi4Mini,
     Nemotron,
     ToolCallsList,
+    Olmo3,
     TaggedPythonic,
     MistralArgs,
     Mistral,

@@ -59,6 +59,7 @@ def test_the_template_tells_the_format(file, name):
         ("respond only with <|tool_call|> followed by a JSON list of tools used", "granite-3"),
         ("return a json object within <tool_call></tool_call> XML tags", "hermes"),  # Granite 4
         ("'<|tool|>' + message['tools'] + '<|/tool|>'", "phi-4-mini"),
+        ("'<function_calls>' + message['function_calls'] + '</function_calls>'", "olmo-3"),
         ('<TOOLCALL>[{"name": "tool_name1"', "nemotron"),
         ("as a list of JSON objects within <tool_calls></tool_calls> XML tags", "tool-calls-list"),
         ("", "generic-json"),

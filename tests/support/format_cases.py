@@ -18,7 +18,7 @@ from octavo.chat_formats.llama_json import LlamaJSON
 from octavo.chat_formats.messages import ParsedMessage
 from octavo.chat_formats.mistral import Mistral, MistralArgs
 from octavo.chat_formats.output_parser import OutputParser
-from octavo.chat_formats.pythonic import Pythonic, TaggedPythonic
+from octavo.chat_formats.pythonic import Olmo3, Pythonic, TaggedPythonic
 from octavo.chat_formats.qwen3_coder import Qwen3Coder, SeedOSS
 
 WEATHER = {
@@ -501,6 +501,18 @@ CASES = {
                 "Hm.",
                 "I look.",
                 [("get_weather", '{"city": "Paris", "days": 3}')],
+            ),
+        },
+    ),
+    "olmo-3": Case(
+        Olmo3,
+        "functions <function_calls>",
+        texts={
+            'I look.\n<function_calls>\nget_weather(city="Paris", wind=True)\nclock()\n'
+            "</function_calls>": (
+                None,
+                "I look.",
+                [("get_weather", '{"city": "Paris", "wind": true}'), ("clock", "{}")],
             ),
         },
     ),
