@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from octavo.chat_formats.chat_format import ChatFormat, Template
 from octavo.chat_formats.grammar import Grammar, either
@@ -26,12 +27,13 @@ _NAMES = re.compile(r"[^<>\n]+")
 class GLM4(ChatFormat):
     """``<tool_call>NAME\\n<arg_key>KEY</arg_key>\\n<arg_value>VALUE</arg_value>\\n</tool_call>``.
 
-    GLM 4.7 writes no newlines between them. A value is all that is between its tags.
+    A value is all that is between its tags.
     """
 
     name = "glm-4.5"
     openers = (_BEGIN,)
     closers = (_END, _KEY, _KEY_END, _VALUE, _VALUE_END)
+    gap: ClassVar[str] = "\n"  # between tags
 
     @classmethod
     def fits(cls, template: Template) -> bool:
@@ -58,15 +60,23 @@ class GLM4(ChatFormat):
         message.end_call()
 
     def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
-        has_newlines = f"{_KEY_END}{_VALUE}" not in self.template.source
-        gap = "\n" if has_newlines else ""
-
         def written(argument: Argument, where: str) -> str:
-            begin = grammar.text(f"{_KEY}{argument.name}{_KEY_END}{gap}{_VALUE}")
-            return f"{begin} {tagged_value(grammar, argument.schema, _VALUE_END + gap, where)}"
+            begin = grammar.text(f"{_KEY}{argument.name}{_KEY_END}{self.gap}{_VALUE}")
+            return f"{begin} {tagged_value(grammar, argument.schema, _VALUE_END + self.gap, where)}"
 
         def call(tool: Tool) -> str:
             arguments = tagged_arguments(grammar, tool, _NAMES, written)
-            return f"{grammar.text(tool.name + gap)} {arguments} {grammar.text(_END)}"
+            return f"{grammar.text(tool.name + self.gap)} {arguments} {grammar.text(_END)}"
 
         return grammar.rule(either(map(call, tools)))
+
+
+class GLM47(GLM4):
+    """The same without newlines."""
+
+    name = "glm-4.7"
+    gap = ""
+
+    @classmethod
+    def fits(cls, template: Template) -> bool:
+        return template.has(_BEGIN, f"{_KEY_END}{_VALUE}")

@@ -8,7 +8,7 @@ from octavo.chat_formats.chat_format import ChatFormat, Template
 from octavo.chat_formats.deepseek import DeepSeekV3, DeepSeekV31
 from octavo.chat_formats.gemma import FunctionGemma, Gemma4
 from octavo.chat_formats.generic_json import GenericJSON
-from octavo.chat_formats.glm4 import GLM4
+from octavo.chat_formats.glm4 import GLM4, GLM47
 from octavo.chat_formats.harmony import Harmony
 from octavo.chat_formats.hermes import Hermes
 from octavo.chat_formats.invoke_calls import DeepSeekV4, DeepSeekV32, MiniMaxM2
@@ -29,6 +29,7 @@ FORMATS: tuple[type[ChatFormat], ...] = (
     DeepSeekV4,
     KimiK2,
     MiniMaxM2,
+    GLM47,
     GLM4,
     FunctionGemma,
     Gemma4,

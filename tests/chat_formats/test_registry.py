@@ -44,6 +44,7 @@ def test_the_template_tells_the_format(file, name):
             "{% if tools %}<tool_call>{n}\n<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>",
             "glm-4.5",
         ),
+        ("<tool_call>{n}<arg_key>{k}</arg_key><arg_value>{v}</arg_value></tool_call>", "glm-4.7"),
         ("{{ '<start_function_call>call:' + name }}", "functiongemma"),
         ("{{ '<|tool_call>call:' + name }}", "gemma-4"),
         ("{{ '<minimax:tool_call>' }}<invoke name=\"tool-name-1\">", "minimax-m2"),

@@ -8,7 +8,7 @@ from octavo.chat_formats.chat_format import ChatFormat, Template
 from octavo.chat_formats.deepseek import DeepSeekV3, DeepSeekV31
 from octavo.chat_formats.gemma import FunctionGemma, Gemma4
 from octavo.chat_formats.generic_json import GenericJSON
-from octavo.chat_formats.glm4 import GLM4
+from octavo.chat_formats.glm4 import GLM4, GLM47
 from octavo.chat_formats.harmony import Harmony
 from octavo.chat_formats.hermes import Hermes
 from octavo.chat_formats.invoke_calls import DeepSeekV4, DeepSeekV32, MiniMaxM2
@@ -410,7 +410,7 @@ CASES = {
         },
     ),
     "glm-4.7": Case(
-        GLM4,
+        GLM47,
         "tools <tool_call>{name}<arg_key>{key}</arg_key><arg_value>{value}</arg_value> <think>",
         ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
         {
