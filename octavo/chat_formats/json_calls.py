@@ -153,10 +153,10 @@ def loose_json_call(
     """
 
     def call(tool: Tool) -> str:
-        begin = _loose_beginning(before, re.escape(tool.name))
-        head = grammar.pattern(f'{begin}{_SPACE},{_SPACE}"{key}"{_SPACE}:{_SPACE}')
+        head = grammar.pattern(_loose_beginning(before, re.escape(tool.name)))
+        between = grammar.pattern(f'{_SPACE},{_SPACE}"{key}"{_SPACE}:{_SPACE}')
         end = grammar.pattern(rf"{_SPACE}\}}{after}")
-        return f"{head} {grammar.json(tool.parameters, is_loose=True)} {end}"
+        return f"{head} {between} {grammar.json(tool.parameters, is_loose=True)} {end}"
 
     return grammar.rule(either(map(call, tools)))
 

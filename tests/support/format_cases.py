@@ -105,6 +105,12 @@ CASES = {
                 None,
                 [("clock", "{}"), ("clock", "{}")],
             ),
+            '```json\n{"name": "clock", "arguments": {}}\n```\n'
+            '```\n{"name": "clock", "arguments": {}}\n```\n```python\n1\n```': (
+                None,
+                "```python\n1\n```",
+                [("clock", "{}"), ("clock", "{}")],
+            ),
             "```python\nprint({})\n```": (None, "```python\nprint({})\n```", []),
         },
     ),
