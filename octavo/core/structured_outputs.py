@@ -26,7 +26,7 @@ class Constraint(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class StructuredOutputs:
     """A constraint on the text of an answer; just one of the first six fields is given.
 
@@ -46,6 +46,8 @@ class StructuredOutputs:
             models from going on with them for ever.
         begins_after: text after which the constraint begins, such as the end of a thought; what
             comes before it, and whether it comes, is free.
+        begins_with: text with which the answer must begin for ``begins_after`` to count, such as
+            the beginning of a thought; else the constraint holds from the start.
 
     Raises:
         InvalidRequestError: none or several are given, or one is of the wrong type, or too large.
@@ -62,6 +64,7 @@ class StructuredOutputs:
     whitespace_pattern: str | None = None
     is_bounded: bool = True
     begins_after: str | None = None
+    begins_with: str | None = None
 
     def __post_init__(self) -> None:
         def store(name: str, value: Any) -> None:
@@ -85,9 +88,11 @@ class StructuredOutputs:
             _text(kind, getattr(self, kind))
         for name in ("disable_any_whitespace", "disable_additional_properties", "is_bounded"):
             _flag(name, getattr(self, name))
-        for name in ("whitespace_pattern", "begins_after"):
+        for name in ("whitespace_pattern", "begins_after", "begins_with"):
             if getattr(self, name) is not None:
                 _text(name, getattr(self, name))
+        if self.begins_with is not None and self.begins_after is None:
+            raise InvalidRequestError("needs begins_after", f"{_FIELD}.begins_with")
 
     @classmethod
     def of(cls, values: Any) -> StructuredOutputs:
@@ -112,6 +117,10 @@ class StructuredOutputs:
         """The name of the field that is given."""
         return next(name for name in _KINDS if getattr(self, name) is not None)
 
+    def __repr__(self) -> str:
+        given = (f"{name}={value!r}" for name, value in self.to_dict().items())
+        return f"{type(self).__name__}({', '.join(given)})"
+
     @property
     def constraint(self) -> Constraint:
         """The field that is given, as text: choices are a JSON list, and any object is a schema."""
@@ -126,6 +135,10 @@ class StructuredOutputs:
         object."""
         defaults = {each.name: each.default for each in fields(self)}
         return {name: value for name, value in asdict(self).items() if value != defaults[name]}
+
+
+# vLLM's name of it.
+StructuredOutputsParams = StructuredOutputs
 
 
 def _json_text(value: Any, field: str) -> str:

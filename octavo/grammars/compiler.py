@@ -144,14 +144,9 @@ class _Grammar:
     def mask(self, stats: ConstraintStats) -> GrammarMask:
         vocabulary = self._vocabulary
         numbers = NumberRuns(vocabulary.digits, self._openings) if self._has_numbers else None
-        return GrammarMask(
-            self._start,
-            vocabulary.vocab_size,
-            stats,
-            numbers,
-            has_end=self._has_end,
-            renew=self._renewed,
-        )
+        encode = vocabulary.tokens.tokenize_bytes
+        sizes = vocabulary.vocab_size, stats, numbers, encode
+        return GrammarMask(self._start, *sizes, has_end=self._has_end, renew=self._renewed)
 
     def again(self) -> _Grammar:
         """Return the grammar with a lexer that nobody has used."""
