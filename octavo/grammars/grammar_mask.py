@@ -131,7 +131,8 @@ class GrammarMask:
         bits, self._bits = self._bits, None
         if not self._failure and not self._matcher.is_error():
             taken = 0 if self._num_wrong else self._matcher.try_consume_tokens(token_ids)
-            if not self._num_wrong and not taken and bits is not None and _has(bits, token_ids[0]):
+            was_right = not self._num_wrong and bits is not None and _has(bits, token_ids[0])
+            if not taken and was_right and not self._matcher.is_error():
                 self._failure = "its lexer has no states left"
             elif not self._matcher.is_error():
                 self._num_wrong += len(token_ids) - taken
