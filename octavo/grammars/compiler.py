@@ -149,7 +149,7 @@ class _Grammar:
         return GrammarMask(self._start, *sizes, has_end=self._has_end, renew=self._renewed)
 
     def again(self) -> _Grammar:
-        """Return the grammar with a lexer that nobody has used."""
+        """Return the grammar with a new lexer."""
         return _Grammar(self._source, self._asked, self._vocabulary)
 
     def _renewed(self) -> LLMatcher | None:
