@@ -63,7 +63,7 @@ class InvalidRequestError(RequestError):
 
     @property
     def message(self) -> str:
-        """What is wrong, without the name of the field."""
+        """The error without the name of the field."""
         return str(self).removeprefix(f"{self.field}: ")
 
     def with_field(self, field: str) -> Self:

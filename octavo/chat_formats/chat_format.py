@@ -339,7 +339,8 @@ class ChatFormat:
         Args:
             known: tools that a parser would take for such, beside those that may be called.
         """
-        tags = frozenset((*self.openers, *((self.thoughts.begin,) if self.thoughts else ())))
+        begin = self.thoughts.begin if self.thoughts is not None else ""
+        tags = frozenset((*self.openers, begin)) - {""}
         opener = call = ""
         if tools and self.openers and (self.uses_opener or self._ends_of_thoughts):
             opener, call = self.openers[0], self.call(grammar, tools, parallel)
@@ -354,12 +355,13 @@ class ChatFormat:
                 rest = f"{again} {grammar.free(tags)}" if self.uses_opener else ""
                 options.append(f"{first} {rest}")
             return f"{self._own_thought(grammar)} {either(options)}"
+        # Text ends with the first opener or beginning of a thought anyhow, if these are text.
+        others = tags - ({opener, begin} - self.template.special_tokens.keys())
         thought = ""
-        if self.thoughts is not None:
-            before = grammar.up_to(self.thoughts.begin, tags)
-            thought = f"({before} {self._rest_of_thought(grammar)})*"
+        if begin:
+            thought = f"({grammar.up_to(begin, others)} {self._rest_of_thought(grammar)})*"
         if call:
-            call = f"{grammar.up_to(opener, tags)} {call}"
+            call = f"{grammar.up_to(opener, others)} {call}"
             call = f"({call} {thought})*" if parallel else f"({call})?"
         return f"{thought} {call} {grammar.free(tags)}"
 

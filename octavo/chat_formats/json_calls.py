@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.chat_formats.grammar import SPACE, Grammar, either, literal
+from octavo.chat_formats.grammar import Grammar, either, literal
 from octavo.chat_formats.json_schemas import DEFINITIONS
 from octavo.chat_formats.message_writer import MessageWriter
 from octavo.chat_formats.text_stream import MalformedCall, Put, Reading, TextStream, load_json
@@ -14,6 +14,7 @@ from octavo.chat_formats.tools import Tool
 
 _ARGUMENTS = ("arguments", "parameters")
 _IGNORED = ("id", "type")
+_SPACE = r"[ \n\t]*"
 
 
 def read_json_calls(
@@ -153,8 +154,8 @@ def loose_json_call(
 
     def call(tool: Tool) -> str:
         begin = _loose_beginning(before, re.escape(tool.name))
-        head = grammar.pattern(f'{begin}{SPACE},{SPACE}"{key}"{SPACE}:{SPACE}')
-        end = grammar.pattern(rf"{SPACE}\}}{after}")
+        head = grammar.pattern(f'{begin}{_SPACE},{_SPACE}"{key}"{_SPACE}:{_SPACE}')
+        end = grammar.pattern(rf"{_SPACE}\}}{after}")
         return f"{head} {grammar.json(tool.parameters, is_loose=True)} {end}"
 
     return grammar.rule(either(map(call, tools)))
@@ -180,4 +181,4 @@ def like_a_loose_call(tools: Sequence[Tool], before: str = "") -> str:
 
 
 def _loose_beginning(before: str, name: str) -> str:
-    return rf'{SPACE}{before}\{{{SPACE}"name"{SPACE}:{SPACE}"{name}"'
+    return rf'{_SPACE}{before}\{{{_SPACE}"name"{_SPACE}:{_SPACE}"{name}"'

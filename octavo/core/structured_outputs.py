@@ -26,7 +26,7 @@ class Constraint(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class StructuredOutputs:
     """A constraint on the text of an answer; just one of the first six fields is given.
 
@@ -116,6 +116,10 @@ class StructuredOutputs:
     def kind(self) -> str:
         """The name of the field that is given."""
         return next(name for name in _KINDS if getattr(self, name) is not None)
+
+    def __repr__(self) -> str:
+        given = (f"{name}={value!r}" for name, value in self.to_dict().items())
+        return f"{type(self).__name__}({', '.join(given)})"
 
     @property
     def constraint(self) -> Constraint:

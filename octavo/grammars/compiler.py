@@ -114,7 +114,7 @@ class GrammarCompiler:
                 source = self.trial.try_out(asked, vocabulary)
             else:
                 source = source_of(asked, vocabulary.special_ids, vocabulary.stop_token_ids)
-            return _Grammar(compile_source(source, asked, vocabulary), source.openings, vocabulary)
+            return _Grammar(compile_source(source, asked, vocabulary), source, vocabulary)
         except ConstraintError as error:
             return error
 
@@ -122,15 +122,18 @@ class GrammarCompiler:
 class _Grammar:
     """A grammar at its beginning, of which masks are copies."""
 
-    def __init__(self, start: LLMatcher, openings: tuple[str, ...], vocabulary: GrammarVocabulary):
+    def __init__(self, start: LLMatcher, source: GrammarSource, vocabulary: GrammarVocabulary):
         self._start, self._vocabulary = start, vocabulary
-        self._openings = [opening.encode() for opening in openings if opening]
-        self._has_numbers = bool(openings)
+        self._openings = [opening.encode() for opening in source.openings if opening]
+        self._has_numbers = bool(source.openings)
+        self._has_end = source.has_end
 
     def mask(self, stats: ConstraintStats) -> GrammarMask:
         vocabulary = self._vocabulary
         numbers = NumberRuns(vocabulary.digits, self._openings) if self._has_numbers else None
-        return GrammarMask(self._start, vocabulary.vocab_size, stats, numbers)
+        encode = vocabulary.tokens.tokenize_bytes
+        sizes = vocabulary.vocab_size, stats, numbers, encode
+        return GrammarMask(self._start, *sizes, has_end=self._has_end)
 
 
 def compile_source(

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from octavo.base.errors import ConstraintError, EngineError, EngineUnavailableError
@@ -73,7 +74,8 @@ class TrialProcess:
             error = ConstraintError(message, None, found["reason"])
             error.field = field
             raise error
-        return GrammarSource(found["text"], tuple(found["openings"]), found["has_rules"])
+        source = GrammarSource(**found["source"])
+        return replace(source, openings=tuple(source.openings))
 
     def close(self) -> None:
         """End the process. May be repeated."""

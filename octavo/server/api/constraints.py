@@ -34,7 +34,7 @@ def _object_or_text(value: Any) -> Any:
 Schema = Annotated[
     Any,
     PlainValidator(_object_or_text),
-    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}]}),
+    WithJsonSchema({"type": ["object", "string", "boolean", "null"]}),
 ]
 Choices = Annotated[list[str], Field(max_length=MAX_CHOICES, fail_fast=True)]
 
@@ -117,7 +117,7 @@ class JsonSchemaFormat(Body):
 
 
 class ResponseFormat(Body):
-    """What an answer has to be.
+    """The form that an answer must have.
 
     Types ``text``, ``json_object`` and ``json_schema`` are OpenAI's, ``structural_tag`` is vLLM's
     and SGLang's. ``schema`` beside the type is llama.cpp's, ``json`` and ``regex`` with their

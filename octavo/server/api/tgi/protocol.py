@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, Field
 
 from octavo.base.errors import InvalidRequestError
 from octavo.core.sampling_params import MAX_LOGPROBS, MAX_N
 from octavo.server.api.constraints import AskedConstraint, ConstrainedBody, Schema, named_schema
-from octavo.server.api.fields import Body, Only, StopStrings, Unsupported, asks_for_nothing
+from octavo.server.api.fields import Body, Only, StopStrings, Unsupported
 from octavo.server.api.requests import GenerationFields
 
 FinishReason = Literal["length", "eos_token", "stop_sequence"]
@@ -65,9 +65,7 @@ class TgiParameters(ConstrainedBody):
     )
     top_n_tokens: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     watermark: Unsupported = None
-    grammar: Annotated[
-        TgiGrammar | None, BeforeValidator(lambda value: None if asks_for_nothing(value) else value)
-    ] = Field(default=None, description="what the answer has to be")
+    grammar: TgiGrammar | None = None
     adapter_id: Annotated[Any, Only(("",))] = None
 
     def _constraints(self) -> Iterator[AskedConstraint]:
