@@ -57,6 +57,16 @@ def test_a_spent_budget_leaves_the_closing_tokens_alone():
     assert allowed(mask) is None and mask.is_over
 
 
+def test_the_closing_tokens_are_forced():
+    mask = budget(1)
+    assert mask.forced_tokens(4) == () and mask.num_allowed([A, A]) == 2
+    mask.advance([A])
+    assert mask.forced_tokens(4) == (NEWLINE, END) and mask.forced_tokens(1) == (NEWLINE,)
+    assert mask.num_allowed([NEWLINE, END, A]) == 3 and mask.num_allowed([NEWLINE, A]) == 1
+    mask.advance([NEWLINE, END])
+    assert mask.forced_tokens(4) == ()
+
+
 def test_a_thought_that_ends_by_itself_is_left_alone():
     mask = budget(3)
     mask.advance([A, END])
