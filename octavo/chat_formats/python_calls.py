@@ -57,7 +57,7 @@ def _read(stream: TextStream, part: re.Pattern[str]) -> Reading[str]:
 def _read_literal(stream: TextStream, put: Put, depth: int = 0) -> Reading[None]:
     """Read a literal of Python's or of JSON's, and hand its JSON to ``put`` in pieces."""
     if depth > _MAX_DEPTH:
-        raise MalformedCall(f"it is nested more than {_MAX_DEPTH} deep")
+        raise MalformedCall(f"it is nested more than {_MAX_DEPTH} deep", "too_large")
     first = yield from stream.peek()
     if first and first in "'\"":
         yield from _read_string(stream, put)

@@ -25,7 +25,16 @@ _SCALAR_PART = re.compile(r"[-+.0-9A-Za-z]+")
 
 
 class MalformedCall(Exception):
-    """The text is no call of the format. The message says what is wrong."""
+    """The text is no call of the format. The message says what is wrong.
+
+    Attributes:
+        reason: for counting: ``syntax``, ``arguments``, ``unknown_tool``, ``too_large`` or
+            ``cut_off``.
+    """
+
+    def __init__(self, message: str, reason: str = "syntax"):
+        super().__init__(message)
+        self.reason = reason
 
 
 class Tags:
@@ -98,6 +107,11 @@ class TextStream:
     @property
     def position(self) -> int:
         return self._before + self._at
+
+    @property
+    def is_over(self) -> bool:
+        """True if all has been read, and no more follows."""
+        return self._is_whole and self._at == len(self._text)
 
     def feed(self, text: str) -> None:
         """Append text."""
@@ -245,8 +259,8 @@ class TextStream:
         else:
             parts: list[str] = []
             yield from self.while_matching(_SCALAR_PART, parts.append)
-            load_json("".join(parts))
             put("".join(parts))
+            load_json("".join(parts))
 
     def _json_string(self, put: Put) -> Reading[None]:
         yield from self.expect('"')
@@ -283,7 +297,7 @@ class TextStream:
                 yield from self._json_string(put)
             elif character in "{[":
                 if len(closing) == MAX_DEPTH:
-                    raise MalformedCall(f"it is nested more than {MAX_DEPTH} deep")
+                    raise MalformedCall(f"it is nested more than {MAX_DEPTH} deep", "too_large")
                 closing.append("}" if character == "{" else "]")
                 put((yield from self.take()))
             elif character in "}]":

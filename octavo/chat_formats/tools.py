@@ -74,9 +74,10 @@ class Tool:
 
     def to_dict(self) -> dict[str, Any]:
         """Return OpenAI's object of the tool."""
-        function: dict[str, Any] = {"name": self.name, "parameters": dict(self.parameters)}
+        function: dict[str, Any] = {"name": self.name}
         if self.description:
             function["description"] = self.description
+        function["parameters"] = dict(self.parameters)
         if self.is_strict:
             function["strict"] = True
         return {"type": "function", "function": function}

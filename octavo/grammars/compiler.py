@@ -131,9 +131,9 @@ class _Grammar:
     def mask(self, stats: ConstraintStats) -> GrammarMask:
         vocabulary = self._vocabulary
         numbers = NumberRuns(vocabulary.digits, self._openings) if self._has_numbers else None
-        return GrammarMask(
-            self._start, vocabulary.vocab_size, stats, numbers, has_end=self._has_end
-        )
+        encode = vocabulary.tokens.tokenize_bytes
+        sizes = vocabulary.vocab_size, stats, numbers, encode
+        return GrammarMask(self._start, *sizes, has_end=self._has_end)
 
 
 def compile_source(

@@ -65,7 +65,10 @@ def source_of(
         if kind == "json" and asked.begins_after is not None:  # models write newlines there
             answer = f"{grammar.terminal(_NEWLINES)} {answer}"
     if asked.begins_after is not None:
-        answer = after(grammar, asked.begins_after, grammar.rule(answer), stop_token_ids)
+        whole = grammar.rule(answer)
+        answer = after(grammar, asked.begins_after, whole, stop_token_ids)
+        if asked.begins_with is not None:
+            answer = f"{grammar.text(asked.begins_with)} ({answer}) | {whole}"
     has_rules = kind == "grammar" or (kind == "structural_tag" and '"grammar"' in text)
     has_end = not has_rules or (kind == "grammar" and not may_be_endless(source))
     return GrammarSource(grammar.source(answer), _bounded(asked, openings), has_rules, has_end)

@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 # Entries of an answer, beyond which its JSON is written in the background.
 MANY_ENTRIES = 1000
+MANY_CHARS = 16 << 10  # of text, likewise: it may be parsed
 
 _IDS_PER_TURN = 1 << 13  # token ids that are checked before the event loop goes on
 _MAX_ALLOWED_TOKENS = 1 << 20  # of all prompts together: each is sent to the engine with them
@@ -75,7 +76,7 @@ class GenerationJob:
                 route=request.scope["path"],
                 tenant=context.tenant.name,
                 weight=context.tenant.weight,
-                constraint_field=fields.constraint.field if fields.constraint else "",
+                constraint_field=_constraint_field(fields, params),
             )
             for prompt in prompts
         ]
@@ -171,7 +172,8 @@ class GenerationJob:
             completions: that it writes beside the prompts' log-probabilities.
             names_tokens: whether it needs the tokenizer, and so is never run on the event loop.
         """
-        if _num_entries(self, completions) > MANY_ENTRIES:
+        num_chars = sum(len(completion.text) for group in completions for completion in group)
+        if _num_entries(self, completions) > MANY_ENTRIES or num_chars > MANY_CHARS:
             return await in_background(function, *args, encode_in_pieces)
         if names_tokens:
             return await briefly_in_background(function, *args, encode)
@@ -342,6 +344,13 @@ def _rates(name: str, seconds: float | None, num_tokens: int) -> dict[str, float
         f"{name}_per_token_ms": per_token,
         f"{name}_per_second": per_second,
     }
+
+
+def _constraint_field(fields: GenerationFields, params: SamplingParams) -> str:
+    """Return the field by which a client has asked for a constraint: tools, where no other has."""
+    if fields.constraint is not None:
+        return fields.constraint.field
+    return "tools" if params.structured_outputs is not None else ""
 
 
 def _deadline(asked: float | None, most: float | None, arrival_time: float) -> float | None:

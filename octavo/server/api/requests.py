@@ -87,6 +87,9 @@ class GenerationFields(SamplingFields):
     bad_words: BadWords | None = None
     allowed_token_ids: Annotated[list[int], TokenIds(MAX_ALLOWED_TOKEN_IDS)] | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    thinking_token_budget: int | None = Field(
+        None, ge=-1, le=MAX_INT, description="tokens of a thought, which then is closed (no limit)"
+    )
     speculative: Speculative | None = None
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, le=MAX_INT, description="keep so many; -1 is as many as there is room for"
@@ -122,7 +125,6 @@ class GenerationFields(SamplingFields):
     # These change the meaning of the answer on other servers.
     use_beam_search: Unsupported = None
     length_penalty: Annotated[Any, Only((1, 1.0))] = None
-    thinking_token_budget: Unsupported = None
     logprob_token_ids: Unsupported = None
     repetition_detection: Unsupported = None
     watermarking: Unsupported = None

@@ -529,6 +529,10 @@ class EngineObserver:
     def on_ignored_fields(self, names: Sequence[str]) -> None:
         """A request had fields of these names, which have no effect here."""
 
+    def on_tool_calls(self, format_name: str, num_calls: int, malformed: Sequence[str]) -> None:
+        """An answer in a format of chats had so many tool calls, and others that were malformed:
+        ``malformed`` has the reason of each (`octavo.chat_formats.text_stream.MalformedCall`)."""
+
     def on_constraint_refused(self, reason: str) -> None:
         """A request's schema, expression or grammar was refused: a reason of `ConstraintError`."""
 

@@ -229,8 +229,8 @@ class EngineWorker:
         try:
             params = SamplingParams(**message["params"])
             bad_words = tuple(map(tuple, message["bad_words"]))
-            prepare = partial(self._engine.prepare_mask, params, bad_words)
-            mask = prepare() if params.structured_outputs is None else None
+            prepare = partial(self._engine.prepare_mask, params, bad_words, message["ids"])
+            mask = None if self._engine.takes_long_to_prepare(params) else prepare()
         except ENDINGS:
             raise
         except BaseException as error:

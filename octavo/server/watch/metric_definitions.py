@@ -425,6 +425,12 @@ FAMILIES = (
         "reason",
         vllm="=",
     ),
+    _counter("tool_calls", "Tool calls in answers, by the format of the model.", "format"),
+    _counter(
+        "malformed_tool_calls",
+        "Texts in answers that were to be tool calls and are none, by what is wrong.",
+        "reason",
+    ),
     _counter(
         "structured_output_requests",
         "Requests whose answers had to follow a constraint, by its kind.",

@@ -191,9 +191,9 @@ def test_bad_words_come_as_tokens(server, monkeypatch):
     """To tokenize them takes long, and here it would be at the cost of all."""
     monkeypatch.setattr(type(server.engine.tokenizer), "encode", lambda *_, **__: 1 / 0)
     prepare, given = server.engine.prepare_mask, []
-    server.engine.prepare_mask = lambda params, words: (
+    server.engine.prepare_mask = lambda params, words, ids: (
         given.append(words),
-        prepare(params, words),
+        prepare(params, words, ids),
     )[1]
     params = {"max_tokens": 3, "ignore_eos": True, "bad_words": ["x"]}
     server.add("a", [1], params=params, bad_words=[[5], [7, 8]])
