@@ -19,16 +19,20 @@ class ByteEncoder:
         return ids
 
 
-def byte_tokenizer(further: tuple[bytes, ...] = ()) -> Tokenizer:
-    """``further``: tokens of several bytes, from 258 on, which encoding never makes."""
+def byte_tokenizer(further: tuple[bytes, ...] = (), control: tuple[str, ...] = ()) -> Tokenizer:
+    """``further``: tokens of several bytes, from 258 on, which encoding never makes; ``control``:
+    further special tokens, behind those."""
     texts = [bytes([i]) for i in range(256)] + [b"<eos>", b"<stop>", *further]
+    specials = {"<eos>": EOS, "<stop>": STOP}
+    specials |= {text: len(texts) + i for i, text in enumerate(control)}
+    texts += [text.encode("latin-1") for text in control]
     return Tokenizer(
         encoder=ByteEncoder(),
         decoder=ByteDecoder(
             lambda i: texts[i].decode("latin-1") if i < len(texts) else None,
             lambda token: token.encode("latin-1"),
         ),
-        specials=SpecialTokens({"<eos>": EOS, "<stop>": STOP}),
+        specials=SpecialTokens(specials),
         vocab_size=len(texts),
         bos_token_id=None,
         eos_token_id=EOS,

@@ -1,0 +1,344 @@
+"""`ChatFormat`, the way in which a family of models writes thoughts and calls of tools."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+from octavo.chat_formats.grammar import Grammar, either
+from octavo.chat_formats.message_writer import MessageWriter
+from octavo.chat_formats.messages import ParsedMessage
+from octavo.chat_formats.output_parser import OutputParser, parse_whole
+from octavo.chat_formats.text_stream import MalformedCall, Reading, Tags, TextStream
+from octavo.chat_formats.thoughts import ThoughtTags, ends_in_thought, thought_tags
+from octavo.chat_formats.tools import Tool, ToolChoice, tools_of
+from octavo.core.structured_outputs import StructuredOutputs
+
+
+class Template(NamedTuple):
+    """The parts of a model that say which format it writes.
+
+    Args:
+        source: of the chat template.
+        special_tokens: ids of the vocabulary's control tokens by text.
+    """
+
+    source: str
+    special_tokens: Mapping[str, int]
+
+    @property
+    def knows_tools(self) -> bool:
+        """True if the template writes tools into prompts."""
+        return "tools" in self.source
+
+    def has(self, *texts: str) -> bool:
+        """Tell whether the source has all of these texts."""
+        return all(text in self.source for text in texts)
+
+
+class ChatFormat:
+    """A format: how calls begin, how they are read, and the grammar of them.
+
+    A new one is a subclass in a file of its own, and a line in the registry. It gives `name` and
+    `fits`, and
+
+    - for calls behind a tag ``openers``, the tags that begin a call or a group of calls, the usual
+      one first; `read_call`, which reads what follows one of them; `call`, the grammar of that;
+      ``repeats``, whether there may be another opener after it; and ``closers``, further tags;
+    - for calls without a tag, with which an answer begins, ``bare_beginnings``, the characters with
+      which they begin; `read_bare_call`, `bare_call` and `like_a_bare_call`; and ``uses_opener``,
+      which is False if calls that are required are written so.
+
+    Methods that read raise `MalformedCall` where the text is no call: it then is content.
+
+    Attributes:
+        template: the template that it was chosen for.
+        thoughts: the tags of thoughts; None if the model has none.
+    """
+
+    name: ClassVar[str]
+    openers: ClassVar[tuple[str, ...]] = ()
+    closers: ClassVar[tuple[str, ...]] = ()
+    bare_beginnings: ClassVar[str] = ""
+    uses_opener: ClassVar[bool] = True
+    repeats: ClassVar[bool] = True
+
+    def __init__(self, template: Template):
+        self.template = template
+        self.thoughts = self.thought_tags()
+
+    @classmethod
+    def fits(cls, template: Template) -> bool:
+        """Tell whether a template's model writes calls in this format."""
+        raise NotImplementedError
+
+    def thought_tags(self) -> ThoughtTags | None:
+        """Return the tags of the model's thoughts."""
+        return thought_tags(self.template.source, self.template.special_tokens)
+
+    def begins_in_thought(self, prompt: str) -> bool:
+        """Tell whether an answer to a rendered prompt begins within a thought."""
+        return self.thoughts is not None and ends_in_thought(
+            prompt, self.thoughts, self.template.special_tokens
+        )
+
+    def new_id(self, index: int, name: str) -> str:
+        """Return an id for the call of an index in its message."""
+        return f"call_{secrets.token_hex(12)}"
+
+    def prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+    ) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]] | None]:
+        """Return the messages and the tools that the template is given.
+
+        A format whose templates know no tools writes them, and earlier calls, into messages.
+        """
+        return list(messages), [tool.to_dict() for tool in tools] or None
+
+    # -- the parser -------------------------------------------------------------------------------
+
+    def parser(
+        self,
+        tools: Iterable[Any] | None = None,
+        *,
+        begins_in_thought: bool = False,
+        is_constrained: bool = False,
+    ) -> OutputParser:
+        """Make the parser of one answer.
+
+        Args:
+            tools: those that may be called; without any, nothing is a call.
+            begins_in_thought: see the method of this name.
+            is_constrained: whether a grammar keeps calls valid. Their arguments then leave as they
+                come; else they are kept until a call is whole, for if it is malformed, its text is
+                content.
+        """
+        known = {tool.name: tool for tool in tools_of(tools)}
+        stream = TextStream()
+        message = MessageWriter(stream, self.new_id, holds_calls=not is_constrained)
+        reading = self._read(stream, message, known, begins_in_thought)
+        return OutputParser(stream, message, reading)
+
+    def read_call(
+        self, opener: str, stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool]
+    ) -> Reading[None]:
+        """Read the call, or calls, after an opener."""
+        raise NotImplementedError
+
+    def read_bare_call(
+        self, stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool]
+    ) -> Reading[None]:
+        """Read the call, or calls, with which a message without a tag begins."""
+        raise NotImplementedError
+
+    def read_end(self, stream: TextStream, tag: str) -> Reading[None]:
+        """Read the tag that ends a call, which may be missing before another tag, and at the end.
+
+        Raises:
+            MalformedCall: something else follows.
+        """
+        if not (yield from stream.skip_space()) or (yield from stream.starts_with(tag)):
+            return
+        if not (yield from stream.is_at(self._tags_with_tools)):
+            raise MalformedCall(f"{tag!r} is missing")
+
+    def _read(
+        self,
+        stream: TextStream,
+        message: MessageWriter,
+        tools: Mapping[str, Tool],
+        begins_in_thought: bool,
+    ) -> Reading[None]:
+        tags = self._tags_with_tools if tools else self._tags_without_tools
+        tag = (yield from self._read_thought(stream, message)) if begins_in_thought else ""
+        plain_until = 0  # what was read as a call, and is none, ends here
+        while True:
+            if tools and tag in self.openers:
+                call = self.read_call(tag, stream, message, tools)
+                plain_until = yield from self._try(call, stream, message, had_tag=True)
+            elif self.thoughts is not None and tag == self.thoughts.begin:
+                tag = yield from self._read_thought(stream, message)
+                continue
+            elif tools and self.bare_beginnings and message.is_empty:
+                first = yield from stream.skip_space(message.content)
+                if first and first in self.bare_beginnings and stream.position >= plain_until:
+                    call = self.read_bare_call(stream, message, tools)
+                    plain_until = yield from self._try(call, stream, message, had_tag=False)
+            tag = yield from stream.up_to(tags, message.content)
+            if not tag:
+                return
+            if stream.position - len(tag) < plain_until:
+                tag = ""
+
+    def _try(
+        self, call: Reading[None], stream: TextStream, message: MessageWriter, *, had_tag: bool
+    ) -> Reading[int]:
+        """Read a call; if it is none, go back.
+
+        Returns:
+            The position up to which the text is content for certain.
+        """
+        stream.keep()
+        try:
+            yield from call
+        except MalformedCall as error:
+            message.abandon_call(str(error), had_tag=had_tag)
+            return stream.unread()
+        stream.stop_keeping()
+        return 0
+
+    def _read_thought(self, stream: TextStream, message: MessageWriter) -> Reading[str]:
+        """Read a thought.
+
+        Returns:
+            The opener of a call that ended it; else an empty text.
+        """
+        assert self.thoughts is not None, "the model has no thoughts"
+        message.begin_thought()
+        while True:
+            tag = yield from stream.up_to(self._tags_of_thoughts, message.reasoning)
+            if not tag or tag == self.thoughts.end or tag in self._ends_of_thoughts:
+                message.end_thought()
+                return tag if tag in self._ends_of_thoughts else ""
+
+    @property
+    def _ends_of_thoughts(self) -> frozenset[str]:
+        """The openers that are control tokens: no thought speaks of these, so one that was not
+        ended ends there."""
+        return frozenset(self.openers) & self.template.special_tokens.keys()
+
+    @cached_property
+    def _tags_with_tools(self) -> Tags:
+        return Tags((*self.openers, *self.closers, *(self.thoughts or ()), *self._specials))
+
+    @cached_property
+    def _tags_without_tools(self) -> Tags:
+        return Tags((*(self.thoughts or ()), *self._specials))
+
+    @cached_property
+    def _tags_of_thoughts(self) -> Tags:
+        return Tags((*(self.thoughts or ()), *self._specials))
+
+    @property
+    def _specials(self) -> Iterable[str]:
+        return self.template.special_tokens
+
+    # -- the grammar ------------------------------------------------------------------------------
+
+    def constraint(
+        self,
+        tools: Iterable[Any] | None,
+        choice: Any = None,
+        *,
+        parallel: bool = True,
+        begins_in_thought: bool = False,
+    ) -> StructuredOutputs | None:
+        """Return the constraint of an answer; None if it is free.
+
+        With a call that is required, a finished answer is calls alone, after a thought maybe. Else
+        content is free, and what follows an opener is a call. Arguments are valid by the schemas.
+
+        Args:
+            choice: OpenAI's ``tool_choice``, or a `ToolChoice`.
+            parallel: whether there may be several calls.
+            begins_in_thought: see the method of this name.
+
+        Raises:
+            InvalidRequestError: tools or choice are wrong, or ask for what the format cannot say.
+        """
+        known = tools_of(tools)
+        if not known:
+            return None
+        if not isinstance(choice, ToolChoice):
+            choice = ToolChoice.of(choice, known)
+        among = choice.among(known)
+        grammar = Grammar(self.template.special_tokens)
+        parts = []
+        if begins_in_thought:
+            parts.append(self._rest_of_thought(grammar))
+        if choice.mode == "required":
+            before = grammar.gap() if begins_in_thought else self._own_thought(grammar)
+            parts += [before, self._calls(grammar, among, parallel)]
+        else:
+            parts.append(self._content(grammar, among, parallel, known))
+        return StructuredOutputs(grammar=grammar.source(" ".join(filter(None, parts))))
+
+    def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
+        """Return the grammar of what follows the opener, with all that closes it: a call of one of
+        the tools, or a group of calls if ``parallel`` and the format writes several behind one
+        opener."""
+        raise NotImplementedError
+
+    def bare_call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
+        """Return the grammar of a bare call, or of several if ``parallel``. It begins
+        `Grammar.after_gap`, with all that tells it from content."""
+        raise NotImplementedError
+
+    def like_a_bare_call(self, tools: Sequence[Tool]) -> str:
+        """Return a regular expression of the content that would be taken for a bare call, or for
+        the beginning of one."""
+        raise NotImplementedError
+
+    def _calls(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
+        if not self.uses_opener:
+            return self.bare_call(grammar, tools, parallel)
+        call = self.call(grammar, tools, parallel)
+        call = grammar.rule(f"{grammar.text(self.openers[0])} {call}")
+        again = f" ({grammar.gap()} {call})*" if parallel and self.repeats else ""
+        return call + again
+
+    def _own_thought(self, grammar: Grammar) -> str:
+        """Return the grammar of a thought with which a model may begin."""
+        if self.thoughts is None:
+            return ""
+        begin = grammar.after_gap(self.thoughts.begin)
+        return f"({begin} {self._rest_of_thought(grammar)} {grammar.gap()})?"
+
+    def _rest_of_thought(self, grammar: Grammar) -> str:
+        assert self.thoughts is not None, "the model has no thoughts"
+        return grammar.up_to(self.thoughts.end, self._ends_of_thoughts)
+
+    def _content(
+        self, grammar: Grammar, tools: Sequence[Tool], parallel: bool, known: Sequence[Tool]
+    ) -> str:
+        """Return the grammar of free text, in which calls are valid.
+
+        Args:
+            known: tools that a parser would take for such, beside those that may be called.
+        """
+        tags = frozenset((*self.openers, *((self.thoughts.begin,) if self.thoughts else ())))
+        opener = call = ""
+        if tools and self.openers and (self.uses_opener or self._ends_of_thoughts):
+            opener, call = self.openers[0], self.call(grammar, tools, parallel)
+        if self.bare_beginnings:
+            not_like = self.like_a_bare_call(known)
+            options = [grammar.free(tags, not_like)]
+            if tools:
+                options.append(self.bare_call(grammar, tools, parallel))
+            if call:
+                first = f"{grammar.up_to(opener, tags, not_like)} {call}"
+                again = f"({grammar.up_to(opener, tags)} {call})*" if parallel else ""
+                rest = f"{again} {grammar.free(tags)}" if self.uses_opener else ""
+                options.append(f"{first} {rest}")
+            return f"{self._own_thought(grammar)} {either(options)}"
+        thought = ""
+        if self.thoughts is not None:
+            before = grammar.up_to(self.thoughts.begin, tags)
+            thought = f"({before} {self._rest_of_thought(grammar)})*"
+        if call:
+            call = f"{grammar.up_to(opener, tags)} {call}"
+            call = f"({call} {thought})*" if parallel else f"({call})?"
+        return f"{thought} {call} {grammar.free(tags)}"
+
+
+def parse(
+    format: ChatFormat, text: str, tools: Iterable[Any] | None = None, **options: bool
+) -> ParsedMessage:
+    """Return the message that a whole text is.
+
+    Args:
+        options: those of `ChatFormat.parser`.
+    """
+    return parse_whole(format.parser(tools, **options), text)

@@ -1,0 +1,141 @@
+"""`Grammar`, in which formats write the grammars of their answers: Lark as llguidance reads it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Set
+from typing import Any
+
+from octavo.chat_formats.json_schemas import closed, without_annotations
+
+# As `json.dumps` writes, and so chat templates do: models have hardly seen another.
+_DENSE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+SPACE = r"[ \n\t]{0,20}"  # a model that goes on with it for ever comes to an end
+_LOOSE = {"whitespace_flexible": True, "whitespace_pattern": SPACE.replace("0", "1", 1)}
+_ANY = "/(?s:.*)/"
+_GAP = r"/[ \n]{1,2}/"
+
+
+class Grammar:
+    """The rules of one grammar. Methods return expressions, of which further rules are made.
+
+    Control tokens are no text to a grammar: nothing but their ids leads to them, and free text has
+    none. Other tags are text, although they may be tokens.
+
+    Args:
+        special_tokens: ids of control tokens by text.
+    """
+
+    def __init__(self, special_tokens: Mapping[str, int]):
+        self._special_tokens = special_tokens
+        self._names: dict[str, str] = {}  # of rules, and of terminals, by what they are
+
+    def rule(self, body: str) -> str:
+        """Return the name of a rule."""
+        return self._name("rule", "", body)
+
+    def terminal(self, body: str) -> str:
+        """Return the name of a terminal: one regular expression."""
+        return self._name("TERMINAL", "", body)
+
+    def pattern(self, expression: str) -> str:
+        """Return text that a regular expression matches as a whole."""
+        return self.terminal(f"/{escape_slashes(expression)}/")
+
+    def _name(self, kind: str, options: str, body: str) -> str:
+        definition = f"{options}: {body}"
+        name = self._names.get(definition)
+        if name is None:
+            name = self._names[definition] = f"{kind}_{len(self._names)}"
+        return name
+
+    def text(self, text: str) -> str:
+        """Return a fixed text; control tokens in it are tokens."""
+        return " ".join(
+            f"<[{self._special_tokens[part]}]>" if part in self._special_tokens else literal(part)
+            for part in self._split(text)
+        )
+
+    def _split(self, text: str) -> list[str]:
+        found = sorted((s for s in self._special_tokens if s and s in text), key=len, reverse=True)
+        if not found:
+            return [text] if text else []
+        return [part for part in re.split(f"({'|'.join(map(re.escape, found))})", text) if part]
+
+    def json(self, schema: Mapping[str, Any], *, is_loose: bool = False) -> str:
+        """Return the JSON of a schema. Objects have no properties but those that are named, where
+        the schema leaves that open.
+
+        Args:
+            is_loose: with any white space; else with a space after commas and colons and no other.
+        """
+        schema = {
+            "x-guidance": _LOOSE if is_loose else _DENSE,
+            **closed(without_annotations(schema)),
+        }
+        return self.rule(f"%json {json.dumps(schema, ensure_ascii=False)}")
+
+    def free(self, without: Set[str] = frozenset(), not_like: str = "") -> str:
+        """Return free text, which may be empty.
+
+        Args:
+            without: tags that are not in it. Those that are control tokens are not spelled out
+                either: a parser, which sees text, would take that for them.
+            not_like: a regular expression that the text as a whole does not match.
+        """
+        parts = [_ANY, *map(self.without, sorted(without))]
+        if not_like:
+            parts.append(f"~/{escape_slashes(not_like)}/")
+        return self.terminal(" & ".join(parts))
+
+    def without(self, text: str) -> str:
+        """Return the regular expression of all that does not contain a text."""
+        return f"~({_ANY} {literal(text)} {_ANY})"
+
+    def lazy(self, expression: str) -> str:
+        """Return a lexeme that ends as soon as the expression matches."""
+        return self._name("rule", "[lazy]", expression)
+
+    def up_to(self, tag: str, without: Set[str] = frozenset(), not_like: str = "") -> str:
+        """Return free text that ends with the first of a tag.
+
+        Args:
+            without: other tags that are not in it.
+            not_like: see `free`; of the text before the tag.
+        """
+        if tag in self._special_tokens:
+            return f"{self.free(without | {tag}, not_like)} {self.text(tag)}"
+        return self.lazy(f"{self.free(without - {tag}, not_like)} {literal(tag)}")
+
+    def gap(self) -> str:
+        """Return the white space that may stand between parts."""
+        return self.terminal(_GAP) + "?"
+
+    def after_gap(self, text: str) -> str:
+        """Return a fixed text, maybe with white space before it, where free text may be instead:
+        white space alone would already be taken for the beginning of that."""
+        if text in self._special_tokens:
+            return f"{self.gap()} {self.text(text)}"
+        return self.terminal(f"({_GAP})? {literal(text)}")
+
+    def source(self, start: str) -> str:
+        """Return the grammar of answers that are ``start``."""
+        rules = (f"{name}{definition}" for definition, name in self._names.items())
+        return "\n".join(["%llguidance {}", f"start: {start}", *rules]) + "\n"
+
+
+def literal(text: str) -> str:
+    """Return a text as a string of Lark."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def escape_slashes(expression: str) -> str:
+    """Return a regular expression as it stands between the slashes of Lark."""
+    return re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", expression).replace("\n", "\\n")
+
+
+def either(options: Iterable[str]) -> str:
+    """Return an expression that is one of several."""
+    options = list(options)
+    return options[0] if len(options) == 1 else f"({' | '.join(options)})"

@@ -1,0 +1,78 @@
+"""Hermes' format, which Qwen 2.5 and 3 write as well: JSON in ``<tool_call>`` tags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from octavo.chat_formats.chat_format import ChatFormat, Template
+from octavo.chat_formats.grammar import Grammar
+from octavo.chat_formats.json_calls import (
+    json_call,
+    like_a_loose_call,
+    loose_json_call,
+    read_json_calls,
+)
+from octavo.chat_formats.message_writer import MessageWriter
+from octavo.chat_formats.text_stream import Reading, TextStream
+from octavo.chat_formats.tools import Tool
+
+_BEGIN, _END = "<tool_call>", "</tool_call>"
+_FENCE = r"```(json|xml|)\n"
+_LANGUAGE = re.compile(r"[a-z]+")
+
+
+class Hermes(ChatFormat):
+    """One tag for each call: ``<tool_call>\\n{"name": …, "arguments": {…}}\\n</tool_call>``.
+
+    Small models, and those for code, leave the tags out, or write a fence of Markdown instead. That
+    is a call if the answer begins with it, and a tool has the name.
+    """
+
+    name = "hermes"
+    openers = (_BEGIN,)
+    closers = (_END,)
+    bare_beginnings = "{`"
+
+    @classmethod
+    def fits(cls, template: Template) -> bool:
+        return template.has(_BEGIN)
+
+    def read_call(
+        self, opener: str, stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool]
+    ) -> Reading[None]:
+        yield from stream.skip_space()
+        yield from read_json_calls(stream, message, tools)
+        while (yield from stream.skip_space()) == "{":  # another one behind the same tag
+            message.end_call()
+            yield from read_json_calls(stream, message, tools)
+        yield from self.read_end(stream, _END)
+        message.end_call()
+
+    def read_bare_call(
+        self, stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool]
+    ) -> Reading[None]:
+        following = "{"
+        while following and following in self.bare_beginnings:
+            has_fence = yield from stream.starts_with("```")
+            if has_fence:
+                yield from stream.while_matching(_LANGUAGE, lambda text: None)
+                yield from stream.skip_space()
+            yield from read_json_calls(stream, message, tools, is_known=True)
+            following = yield from stream.skip_space()
+            if has_fence and following:
+                yield from stream.expect("```")
+                following = yield from stream.skip_space()
+            message.end_call()
+
+    def bare_call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
+        plain = loose_json_call(grammar, tools)
+        fenced = loose_json_call(grammar, tools, before=_FENCE, after="\\n```")
+        return f"{plain}+ | {fenced}+" if parallel else f"{plain} | {fenced}"
+
+    def like_a_bare_call(self, tools: Sequence[Tool]) -> str:
+        return like_a_loose_call(tools, f"({_FENCE})?")
+
+    def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
+        closing = grammar.text("\n" + _END)
+        return f"{grammar.text(chr(10))} {json_call(grammar, tools)} {closing}"

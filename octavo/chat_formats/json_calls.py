@@ -1,0 +1,165 @@
+"""Calls that are JSON objects with a name and arguments: how they are read, and their grammar."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from octavo.chat_formats.grammar import SPACE, Grammar, either, literal
+from octavo.chat_formats.message_writer import MessageWriter
+from octavo.chat_formats.text_stream import MalformedCall, Put, Reading, TextStream, load_json
+from octavo.chat_formats.tools import Tool
+
+_ARGUMENTS = ("arguments", "parameters")
+
+
+def read_json_calls(
+    stream: TextStream,
+    message: MessageWriter,
+    tools: Mapping[str, Tool],
+    *,
+    is_known: bool = False,
+) -> Reading[None]:
+    """Read a call ``{"name": …, "arguments": {…}}``, or a list of such. The last call has not ended
+    then, as what ends it may be missing.
+
+    Args:
+        is_known: whether the name must be that of a tool, because nothing else tells a call from
+            other JSON. Else another name is a call too, of which the caller is warned.
+
+    Raises:
+        MalformedCall: it is not that.
+    """
+    if (yield from stream.peek()) != "[":
+        yield from _read_json_call(stream, message, tools, is_known)
+        return
+    yield from stream.take()
+    while True:
+        yield from stream.skip_space()
+        yield from _read_json_call(stream, message, tools, is_known)
+        if (yield from stream.skip_space()) == "]":
+            break
+        yield from stream.expect(",")
+        message.end_call()
+    yield from stream.take()
+
+
+def _read_json_call(
+    stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool], is_known: bool
+) -> Reading[None]:
+    """Read one object. Keys come in any order; others than those of a call mean nothing here."""
+    yield from stream.expect("{")
+    has_name = has_arguments = False
+    early: list[str] = []  # arguments before the name
+    while (yield from stream.skip_space()) != "}":
+        key = yield from stream.json_string()
+        yield from stream.skip_space()
+        yield from stream.expect(":")
+        yield from stream.skip_space()
+        if key == "name":
+            if has_name:
+                raise MalformedCall("it has two names")
+            name = yield from stream.json_string()
+            begin_call(message, name, tools, is_known=is_known)
+            has_name = True
+            for part in early:
+                message.arguments(part)
+        elif key in _ARGUMENTS:
+            if has_arguments:
+                raise MalformedCall("it has arguments twice")
+            has_arguments = True
+            yield from _read_arguments(stream, message.arguments if has_name else early.append)
+        else:
+            yield from stream.json_value(lambda text: None)
+        if (yield from stream.skip_space()) != "}":
+            yield from stream.expect(",")
+    yield from stream.take()
+    if not has_name:
+        raise MalformedCall("it has no name")
+    if not has_arguments:
+        message.arguments("{}")
+
+
+def _read_arguments(stream: TextStream, put: Put) -> Reading[None]:
+    first = yield from stream.peek()
+    if first == "{":
+        yield from stream.json_value(put)
+    elif first == '"':  # the text of an object, as in messages of OpenAI's
+        text = yield from stream.json_string()
+        if not isinstance(load_json(text), dict):
+            raise MalformedCall("its arguments are no object")
+        put(text)
+    else:
+        yield from stream.expect("null")
+        put("{}")
+
+
+def begin_call(
+    message: MessageWriter,
+    name: str,
+    tools: Mapping[str, Tool],
+    call_id: str = "",
+    *,
+    is_known: bool = False,
+) -> None:
+    """Begin a call of a name that was read.
+
+    Raises:
+        MalformedCall: it is empty, or no tool has it and ``is_known``.
+    """
+    if name not in tools:
+        if is_known or not name:
+            raise MalformedCall(f"no tool has the name {name!r:.80}")
+        message.warnings.append(f"no tool has the name {name!r:.80}")
+    message.begin_call(name, call_id)
+
+
+def json_calls(
+    grammar: Grammar, tools: Sequence[Tool], parallel: bool, key: str = "arguments"
+) -> str:
+    """Return the grammar of calls between the brackets of a list; of just one, if not
+    ``parallel``."""
+    call = json_call(grammar, tools, key)
+    return f'{call} (", " {call})*' if parallel else call
+
+
+def json_call(grammar: Grammar, tools: Sequence[Tool], key: str = "arguments") -> str:
+    """Return the grammar of a call ``{"name": …, "arguments": {…}}`` of one of the tools."""
+
+    def call(tool: Tool) -> str:
+        head = literal(f'{{"name": "{tool.name}", "{key}": ')
+        return f'{head} {grammar.json(tool.parameters)} "}}"'
+
+    return grammar.rule(either(map(call, tools)))
+
+
+def loose_json_call(
+    grammar: Grammar,
+    tools: Sequence[Tool],
+    key: str = "arguments",
+    before: str = "",
+    after: str = "",
+) -> str:
+    """Return the grammar of a call with any white space, where content could be instead.
+
+    Args:
+        before, after: regular expressions of what stands around it.
+    """
+
+    def call(tool: Tool) -> str:
+        begin = _loose_beginning(before, re.escape(tool.name))
+        head = grammar.pattern(f'{begin}{SPACE},{SPACE}"{key}"{SPACE}:{SPACE}')
+        end = grammar.pattern(rf"{SPACE}\}}{after}")
+        return f"{head} {grammar.json(tool.parameters, is_loose=True)} {end}"
+
+    return grammar.rule(either(map(call, tools)))
+
+
+def like_a_loose_call(tools: Sequence[Tool], before: str = "") -> str:
+    """Return a regular expression of texts that begin like such a call."""
+    names = "|".join(re.escape(tool.name) for tool in tools)
+    return f"{_loose_beginning(before, f'({names})')}(?s:.*)"
+
+
+def _loose_beginning(before: str, name: str) -> str:
+    return rf'{SPACE}{before}\{{{SPACE}"name"{SPACE}:{SPACE}"{name}"'
