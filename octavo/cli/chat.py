@@ -12,8 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.agents.tool_loop import LoopEnd, run_tool_loop
+from octavo.agents.toolbox import Toolbox, ToolResult
 from octavo.base.errors import ChatTemplateError, OctavoError
-from octavo.cli import chat_input, results, terminal
+from octavo.chat_formats.messages import ParsedMessage, ToolCall
+from octavo.cli import chat_input, chat_tools, results, terminal
 from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
 from octavo.cli.flags import add_value
 from octavo.cli.generate import OFTEN, load
@@ -32,6 +35,7 @@ examples:
   octavo chat
   octavo chat smollm2-135m --system "You are a pirate." --temperature 0.9
   printf 'Hello\\nAnd in French?\\n' | octavo chat
+  octavo chat qwen2.5-coder-1.5b --tools my_tools.py --tools "mcp:my-mcp-server --read-only"
 """
 
 HELP = """\
@@ -52,20 +56,24 @@ _FIXED = {"n", "best_of", "logprobs", "prompt_logprobs", "detokenize", "output_k
 def configure(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     add_value(parser, "--system TEXT", "system message")
+    chat_tools.add_tool_flags(parser)
     add_sampling_flags(parser, skip=_FIXED, **DEFAULTS)
     add_engine_flags(parser, skip={"seed"}, often=OFTEN)
 
 
 def run(args: argparse.Namespace) -> int:
     sampling = sampling_fields(args)
-    with load(args.model, engine_kwargs(args)) as llm:
+    with chat_tools.open_toolbox(args) as toolbox, load(args.model, engine_kwargs(args)) as llm:
         if not llm.has_chat_template:
             raise ChatTemplateError(
                 f"{args.model} has no chat template: use `octavo generate --raw`, or a model that "
                 f"was trained to chat, such as {DEFAULT_MODEL}"
             )
         params = base_params(llm, **DEFAULTS | sampling)
-        conversation = Conversation(llm, params, args.system)
+        calls = chat_tools.Calls(asks=not args.yes)
+        conversation = Conversation(
+            llm, params, args.system, toolbox, calls, max_rounds=args.max_tool_rounds
+        )
         if sys.stdin.isatty():
             terminal.say(f"{args.model}. /help lists the commands, Ctrl-D ends.")
         for message in chat_input.messages(conversation.completions):
@@ -77,12 +85,24 @@ def run(args: argparse.Namespace) -> int:
 class Conversation:
     """The messages so far, and what to do with what a person says."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None):
+    def __init__(
+        self,
+        llm: LLM,
+        params: SamplingParams,
+        system: str | None,
+        toolbox: Toolbox,
+        calls: chat_tools.Calls,
+        *,
+        max_rounds: int,
+    ):
         self.llm = llm
         self.params = params
         self.system = system
+        self.toolbox = toolbox
+        self.calls = calls
+        self.max_rounds = max_rounds
         self.last: RequestOutput | None = None
-        self.messages: list[dict[str, str]] = []
+        self.messages: list[dict[str, Any]] = []
         self.clear("")
 
     def take(self, message: str) -> bool:
