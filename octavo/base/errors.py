@@ -5,6 +5,7 @@
     │   └── MissingPackageError    it needs a package that is not installed
     ├── RequestError           one request cannot be served, others can (ValueError)
     │   ├── InvalidRequestError    a field of the request is wrong
+    │   │   └── ConstraintError    no answer can be held to what it asks for
     │   ├── PromptTooLongError     prompt (+ max_tokens) exceeds the context or the block pool
     │   └── QueueFullError         the waiting queue is at its bound; try again later
     ├── ChatTemplateError      a chat template failed, or went over its bounds (ValueError)
@@ -58,6 +59,18 @@ class InvalidRequestError(RequestError):
     def __init__(self, message: str, field: str | None = None):
         super().__init__(message if field is None else f"{field}: {message}")
         self.field = field
+
+
+class ConstraintError(InvalidRequestError):
+    """No answer can be held to the schema, expression or grammar that a request asks for.
+
+    ``reason``: a word for counts: "invalid" (it is none), "unsupported" (a part of it is),
+    "unsatisfiable" (no text has it), "unwritable" (no tokens of the model do), "too_complex".
+    """
+
+    def __init__(self, message: str, field: str | None = None, reason: str = "invalid"):
+        super().__init__(message, field)
+        self.reason = reason
 
 
 class PromptTooLongError(RequestError):

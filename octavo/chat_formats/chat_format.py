@@ -28,11 +28,6 @@ class Template(NamedTuple):
     source: str
     special_tokens: Mapping[str, int]
 
-    @property
-    def knows_tools(self) -> bool:
-        """True if the template writes tools into prompts."""
-        return "tools" in self.source
-
     def has(self, *texts: str) -> bool:
         """Tell whether the source has all of these texts."""
         return all(text in self.source for text in texts)
@@ -83,6 +78,11 @@ class ChatFormat:
         return self.thoughts is not None and ends_in_thought(
             prompt, self.thoughts, self.template.special_tokens
         )
+
+    @property
+    def ends_of_thought(self) -> tuple[str, ...]:
+        """The texts that end a thought; none if the model has no thoughts."""
+        return (self.thoughts.end, *sorted(self._ends_of_thoughts)) if self.thoughts else ()
 
     def new_id(self, index: int, name: str) -> str:
         """Return an id for the call of an index in its message."""
@@ -184,7 +184,7 @@ class ChatFormat:
         try:
             yield from call
         except MalformedCall as error:
-            message.abandon_call(str(error), had_tag=had_tag)
+            message.abandon_call(error, had_tag=had_tag)
             return stream.unread()
         stream.stop_keeping()
         return 0
@@ -234,16 +234,19 @@ class ChatFormat:
         *,
         parallel: bool = True,
         begins_in_thought: bool = False,
+        content: Any = None,
     ) -> StructuredOutputs | None:
         """Return the constraint of an answer; None if it is free.
 
         With a call that is required, a finished answer is calls alone, after a thought maybe. Else
-        content is free, and what follows an opener is a call. Arguments are valid by the schemas.
+        content is free, and what follows an opener is a call. Arguments are valid by the schemas;
+        keywords that no grammar can follow are refused if a call is required or a tool is strict.
 
         Args:
             choice: OpenAI's ``tool_choice``, or a `ToolChoice`.
             parallel: whether there may be several calls.
             begins_in_thought: see the method of this name.
+            content: the JSON schema of an answer that is no call, where that is not free.
 
         Raises:
             InvalidRequestError: tools or choice are wrong, or ask for what the format cannot say.
@@ -254,13 +257,17 @@ class ChatFormat:
         if not isinstance(choice, ToolChoice):
             choice = ToolChoice.of(choice, known)
         among = choice.among(known)
-        grammar = Grammar(self.template.special_tokens)
+        is_lenient = choice.mode != "required" and not any(tool.is_strict for tool in among)
+        grammar = Grammar(self.template.special_tokens, is_lenient=is_lenient)
         parts = []
         if begins_in_thought:
             parts.append(self._rest_of_thought(grammar))
-        if choice.mode == "required":
+        if choice.mode == "required" or content is not None:
             before = grammar.gap() if begins_in_thought else self._own_thought(grammar)
-            parts += [before, self._calls(grammar, among, parallel)]
+            options = [self._calls(grammar, among, parallel)] if among else []
+            if choice.mode != "required":
+                options.append(grammar.json(content, is_loose=True))
+            parts += [before, either(options)]
         else:
             parts.append(self._content(grammar, among, parallel, known))
         return StructuredOutputs(grammar=grammar.source(" ".join(filter(None, parts))))
@@ -272,8 +279,8 @@ class ChatFormat:
         raise NotImplementedError
 
     def bare_call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
-        """Return the grammar of a bare call, or of several if ``parallel``. It begins
-        `Grammar.after_gap`, with all that tells it from content."""
+        """Return the grammar of a bare call, or of several if ``parallel``. All that tells it from
+        content is one lexeme, as `Grammar.after_gap` makes it."""
         raise NotImplementedError
 
     def like_a_bare_call(self, tools: Sequence[Tool]) -> str:

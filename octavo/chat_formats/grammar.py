@@ -7,12 +7,20 @@ import re
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
-from octavo.chat_formats.json_schemas import closed, without_annotations
+from octavo.chat_formats.json_schemas import closed, without_annotations, without_backtracking
 
 # As `json.dumps` writes, and so chat templates do: models have hardly seen another.
-_DENSE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_DENSE: dict[str, Any] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
 SPACE = r"[ \n\t]{0,20}"  # a model that goes on with it for ever comes to an end
-_LOOSE = {"whitespace_flexible": True, "whitespace_pattern": SPACE.replace("0", "1", 1)}
+_LOOSE: dict[str, Any] = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": SPACE.replace("0", "1", 1),
+}
+_LENIENT = {"lenient": True, "coerce_one_of": True}
 _ANY = "/(?s:.*)/"
 _GAP = r"/[ \n]{1,2}/"
 
@@ -25,9 +33,12 @@ class Grammar:
 
     Args:
         special_tokens: ids of control tokens by text.
+        is_lenient: whether keywords of schemas that no grammar can follow are forgotten, and not
+            refused.
     """
 
-    def __init__(self, special_tokens: Mapping[str, int]):
+    def __init__(self, special_tokens: Mapping[str, int], *, is_lenient: bool = False):
+        self.is_lenient = is_lenient
         self._special_tokens = special_tokens
         self._names: dict[str, str] = {}  # of rules, and of terminals, by what they are
 
@@ -70,10 +81,11 @@ class Grammar:
         Args:
             is_loose: with any white space; else with a space after commas and colons and no other.
         """
-        schema = {
-            "x-guidance": _LOOSE if is_loose else _DENSE,
-            **closed(without_annotations(schema)),
-        }
+        options = _LOOSE if is_loose else _DENSE
+        schema = closed(without_annotations(schema))
+        if self.is_lenient:
+            options, schema = {**options, **_LENIENT}, without_backtracking(schema)
+        schema = {"x-guidance": options, **schema}
         return self.rule(f"%json {json.dumps(schema, ensure_ascii=False)}")
 
     def free(self, without: Set[str] = frozenset(), not_like: str = "") -> str:

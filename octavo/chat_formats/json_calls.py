@@ -87,7 +87,7 @@ def _read_arguments(stream: TextStream, put: Put) -> Reading[None]:
     elif first == '"':  # the text of an object, as in messages of OpenAI's
         text = yield from stream.json_string()
         if not isinstance(load_json(text), dict):
-            raise MalformedCall("its arguments are no object")
+            raise MalformedCall("its arguments are no object", "arguments")
         put(text)
     else:
         yield from stream.expect("null")
@@ -109,7 +109,7 @@ def begin_call(
     """
     if name not in tools:
         if is_known or not name:
-            raise MalformedCall(f"no tool has the name {name!r:.80}")
+            raise MalformedCall(f"no tool has the name {name!r:.80}", "unknown_tool")
         message.warnings.append(f"no tool has the name {name!r:.80}")
     message.begin_call(name, call_id)
 

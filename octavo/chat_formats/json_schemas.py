@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from octavo.base.errors import InvalidRequestError
@@ -14,6 +15,8 @@ _SCHEMAS_BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "
 _LISTS = {"anyOf", "oneOf", "allOf", "prefixItems"}
 _SCHEMAS = {"items", "additionalProperties", "not", "if", "then", "else", "contains",
             "propertyNames", "unevaluatedProperties", "unevaluatedItems"}  # fmt: skip
+# In regular expressions: what needs them to be tried in several ways.
+BACKTRACKING = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9]")
 # Keywords beside which a closed object could be one that nothing satisfies.
 _COMBINING = {"anyOf", "oneOf", "allOf", "not", "if", "$ref", "patternProperties",
               "dependentSchemas", "dependentRequired", "propertyNames", "minProperties",
@@ -22,18 +25,31 @@ _COMBINING = {"anyOf", "oneOf", "allOf", "not", "if", "$ref", "patternProperties
 
 def without_annotations(schema: Any) -> Any:
     """Return a schema without what only people read."""
+    return _changed(schema, lambda key, value: key not in _ANNOTATIONS)
+
+
+def without_backtracking(schema: Any) -> Any:
+    """Return a schema without patterns that no grammar can follow."""
+    return _changed(
+        schema,
+        lambda key, value: key != "pattern" or not BACKTRACKING.search(str(value)),
+    )
+
+
+def _changed(schema: Any, keeps: Callable[[str, Any], bool]) -> Any:
+    """Return a schema with those of its keywords, and of the schemas in it, that are kept."""
     if not isinstance(schema, Mapping):
         return schema
     kept: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in _ANNOTATIONS:
+        if not keeps(key, value):
             continue
         if key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
-            value = {name: without_annotations(each) for name, each in value.items()}
+            value = {name: _changed(each, keeps) for name, each in value.items()}
         elif key in _LISTS and isinstance(value, list):
-            value = [without_annotations(each) for each in value]
+            value = [_changed(each, keeps) for each in value]
         elif key in _SCHEMAS:
-            value = without_annotations(value)
+            value = _changed(value, keeps)
         kept[key] = value
     return kept
 
@@ -71,14 +87,18 @@ class Argument(NamedTuple):
     is_required: bool
 
 
-def arguments_of(tool: Tool) -> tuple[Argument, ...]:
+def arguments_of(tool: Tool, names: re.Pattern[str], *, is_lenient: bool) -> tuple[Argument, ...]:
     """Return the arguments of a tool one by one, for formats that write them so.
 
+    Args:
+        names: the names that the format can write.
+        is_lenient: whether keywords on several arguments together may be forgotten.
+
     Raises:
-        InvalidRequestError: the schema has a keyword that is on several arguments together.
+        InvalidRequestError: the schema has such a keyword, or another name.
     """
     schema = resolved(without_annotations(tool.parameters), tool.parameters)
-    for keyword in schema:
+    for keyword in () if is_lenient else schema:
         if keyword in _COMBINING - {"additionalProperties"}:
             raise InvalidRequestError(
                 f"{keyword!r} on all arguments of {tool.name!r} cannot be enforced in the format "
@@ -89,6 +109,13 @@ def arguments_of(tool: Tool) -> tuple[Argument, ...]:
     properties = schema.get("properties") or {}
     required = schema.get("required") or ()
     named = {**properties, **{name: {} for name in required if name not in properties}}
+    for name in named:
+        if not names.fullmatch(name):
+            raise InvalidRequestError(
+                f"the name of the argument {name!r:.80} of {tool.name!r} cannot be written in the "
+                "format in which this model writes calls",
+                "tools",
+            )
     return tuple(
         Argument(
             name,

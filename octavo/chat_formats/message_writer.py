@@ -26,6 +26,7 @@ class MessageWriter:
     def __init__(self, stream: TextStream, new_id: Callable[[int, str], str], *, holds_calls: bool):
         self._stream = stream
         self.warnings: list[str] = []
+        self.malformed: list[str] = []  # reasons why calls were none
         self.is_reasoning = False
         self._new_id = new_id
         self._holds_calls = holds_calls
@@ -94,7 +95,9 @@ class MessageWriter:
         if self._holds_calls:
             self._num_held += len(text)
             if self._num_held > MAX_HELD:
-                raise MalformedCall(f"its arguments have more than {MAX_HELD} characters")
+                raise MalformedCall(
+                    f"its arguments have more than {MAX_HELD} characters", "too_large"
+                )
             self._arguments.append(text)
             return
         pieces = self._delta.tool_calls
@@ -113,18 +116,19 @@ class MessageWriter:
         if self._holds_calls:
             self._call.arguments = "".join(self._arguments)
             if not isinstance(load_json(self._call.arguments), dict):
-                raise MalformedCall("its arguments are no object")
+                raise MalformedCall("its arguments are no object", "arguments")
             self._announce(self._call)
         self._call, self._arguments = None, []
         self._stream.keep()
 
-    def abandon_call(self, reason: str, *, had_tag: bool) -> None:
+    def abandon_call(self, error: MalformedCall, *, had_tag: bool) -> None:
         """Take back what was kept of a call, and warn, unless nothing says that it was to be one.
 
         What has left already stays.
         """
         if had_tag or self._call is not None:
-            self.warnings.append(f"a tool call is malformed: {reason}")
+            self.warnings.append(f"a tool call is malformed: {error}")
+            self.malformed.append(error.reason)
         self._call, self._arguments = None, []
 
     def _announce(self, call: ToolCallDelta) -> None:

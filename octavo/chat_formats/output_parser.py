@@ -47,6 +47,11 @@ class OutputParser:
         """Sentences on what was not as it should be."""
         return self._message.warnings
 
+    @property
+    def malformed(self) -> list[str]:
+        """Why calls were none, one reason a call: see `MalformedCall`."""
+        return self._message.malformed
+
     def _go_on(self) -> None:
         next(self._reading, None)
 

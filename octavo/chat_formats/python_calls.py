@@ -15,7 +15,7 @@ from octavo.chat_formats.tools import Tool
 
 _MAX_DEPTH = 32
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]+")
-_KEY = re.compile(r"[A-Za-z0-9_]+")
+_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _WORD = re.compile(r"[-+.0-9A-Za-z_]+")
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _STRING_PART = {"'": re.compile(r"[^'\\]+"), '"': re.compile(r'[^"\\]+')}
@@ -57,7 +57,7 @@ def _read(stream: TextStream, part: re.Pattern[str]) -> Reading[str]:
 def _read_literal(stream: TextStream, put: Put, depth: int = 0) -> Reading[None]:
     """Read a literal of Python's or of JSON's, and hand its JSON to ``put`` in pieces."""
     if depth > _MAX_DEPTH:
-        raise MalformedCall(f"it is nested more than {_MAX_DEPTH} deep")
+        raise MalformedCall(f"it is nested more than {_MAX_DEPTH} deep", "too_large")
     first = yield from stream.peek()
     if first and first in "'\"":
         yield from _read_string(stream, put)
@@ -192,7 +192,7 @@ def _arguments(grammar: Grammar, tool: Tool) -> str:
     """Return the grammar of the arguments, those first that must be there, and the parenthesis."""
     required: list[str] = []
     optional: list[str] = []
-    for argument in arguments_of(tool):
+    for argument in arguments_of(tool, _KEY, is_lenient=grammar.is_lenient):
         named = f"{literal(argument.name + '=')} {_value(grammar, argument.schema)}"
         (required if argument.is_required else optional).append(named)
     # Those that may follow the i-th optional one, and those with one of them at the beginning.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from octavo.chat_formats.chat_format import ChatFormat, Template
@@ -19,6 +20,7 @@ _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 # The newlines around a value are not part of it.
 _VALUE_ENDS = Tags(("\n" + _PARAMETER_END, _PARAMETER_END))
 _NAME_ENDS = Tags((">",))
+_NAMES = re.compile(r"[^<>\n]+")
 
 
 class Qwen3Coder(ChatFormat):
@@ -82,7 +84,7 @@ class Qwen3Coder(ChatFormat):
     def _read_name(self, stream: TextStream) -> Reading[str]:
         parts: list[str] = []
         if not (yield from stream.up_to(_NAME_ENDS, parts.append)):
-            raise MalformedCall("the text ends within a name")
+            raise MalformedCall("the text ends within a name", "cut_off")
         return "".join(parts)
 
     def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
@@ -90,7 +92,7 @@ class Qwen3Coder(ChatFormat):
 
     def _function(self, grammar: Grammar, tool: Tool) -> str:
         parts = [grammar.text(f"\n{_FUNCTION}{tool.name}>\n")]
-        for argument in arguments_of(tool):
+        for argument in arguments_of(tool, _NAMES, is_lenient=grammar.is_lenient):
             begin = grammar.text(f"{_PARAMETER}{argument.name}>\n")
             end = f"\n{_PARAMETER_END}\n"
             where = f"the argument {argument.name!r} of {tool.name!r}"

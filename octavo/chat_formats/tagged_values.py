@@ -13,9 +13,15 @@ from typing import Any
 
 from octavo.base.errors import InvalidRequestError
 from octavo.chat_formats.grammar import Grammar, either, escape_slashes, literal
-from octavo.chat_formats.json_schemas import JSON_TYPES, resolved, type_of, types_of
+from octavo.chat_formats.json_schemas import (
+    BACKTRACKING,
+    resolved,
+    type_of,
+    types_of,
+)
 from octavo.chat_formats.text_stream import MalformedCall, Put, Reading, Tags, TextStream, load_json
 
+_DEFINITIONS = {"$defs", "definitions"}
 # Keywords that could say of a string what cannot be said of text.
 _UNSUPPORTED = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if")
 # Beginnings of texts that would be JSON of other types.
@@ -47,7 +53,7 @@ def read_tagged_value(
         if not is_json:
             put(_json_of("".join(parts), types))
     if not tag:
-        raise MalformedCall("the text ends within an argument")
+        raise MalformedCall("the text ends within an argument", "cut_off")
     return tag
 
 
@@ -124,7 +130,7 @@ def tagged_value(grammar: Grammar, schema: Mapping[str, Any], end: str, where: s
     types = types_of(schema)
     if "string" not in types:
         return f"{grammar.json(schema)} {grammar.text(end)}"
-    if types == JSON_TYPES:
+    if not schema.keys() - _DEFINITIONS:
         return _text(grammar, "/(?s:.*)/", end)
     options = []
     strings: list[Mapping[str, Any]] = []
@@ -132,17 +138,22 @@ def tagged_value(grammar: Grammar, schema: Mapping[str, Any], end: str, where: s
         kinds = types_of(branch, schema)
         if kinds == {"string"}:
             strings.append(branch)
-        elif "string" in kinds:
-            raise _error(where, "a combination of strings and other types")
         else:
             options += _others(grammar, branch, kinds, end)
     others = types - {"string"}
-    options += [_text(grammar, _string(each, others, where), end) for each in strings]
+    for each in strings:
+        try:
+            text = _string(each, others, where)
+        except InvalidRequestError:
+            if not grammar.is_lenient:
+                raise
+            text = _string({}, others, where)
+        options.append(_text(grammar, text, end))
     return grammar.rule(either(options))
 
 
 def _branches(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return schemas, each of strings or of other types, one of which holds."""
+    """Return schemas, each of one type, one of which holds."""
     rest = dict(resolved(schema, schema))
     for keyword in ("anyOf", "oneOf"):
         if isinstance(options := rest.pop(keyword, None), list):
@@ -156,6 +167,8 @@ def _branches(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
             for kind in kinds
             if "type" not in rest or kind in types_of({"type": rest["type"]})
         ]
+    if len(types := types_of(rest)) > 1:
+        return [{**rest, "type": kind} for kind in sorted(types)]
     return [rest]
 
 
@@ -192,6 +205,8 @@ def _string(schema: Mapping[str, Any], others: frozenset[str], where: str) -> st
 
 def _whole(pattern: str, where: str) -> str:
     """Return an expression of whole texts of one that is searched for in them."""
+    if BACKTRACKING.search(pattern):
+        raise _error(where, f"the pattern {pattern!r:.80}")
     bare = re.sub(r"\\.|\[(?:\\.|[^\]])*\]", "", pattern)
     has_begin, has_end = pattern.startswith("^"), bare.endswith("$")
     inner = pattern[has_begin : len(pattern) - has_end]

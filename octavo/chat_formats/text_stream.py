@@ -25,7 +25,16 @@ _SCALAR_PART = re.compile(r"[-+.0-9A-Za-z]+")
 
 
 class MalformedCall(Exception):
-    """The text is no call of the format. The message says what is wrong."""
+    """The text is no call of the format. The message says what is wrong.
+
+    Attributes:
+        reason: for counting: ``syntax``, ``arguments``, ``unknown_tool``, ``too_large`` or
+            ``cut_off``.
+    """
+
+    def __init__(self, message: str, reason: str = "syntax"):
+        super().__init__(message)
+        self.reason = reason
 
 
 class Tags:
@@ -278,12 +287,12 @@ class TextStream:
         while True:
             character = yield from self.peek()
             if not character:
-                raise MalformedCall("the text ends within it")
+                raise MalformedCall("the text ends within it", "cut_off")
             if character == '"':
                 yield from self._json_string(put)
             elif character in "{[":
                 if len(closing) == MAX_DEPTH:
-                    raise MalformedCall(f"it is nested more than {MAX_DEPTH} deep")
+                    raise MalformedCall(f"it is nested more than {MAX_DEPTH} deep", "too_large")
                 closing.append("}" if character == "{" else "]")
                 put((yield from self.take()))
             elif character in "}]":

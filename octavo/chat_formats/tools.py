@@ -20,11 +20,14 @@ class Tool:
 
     Args:
         parameters: the JSON schema of the object of its arguments.
+        is_strict: whether a schema that cannot be enforced in full is refused even if the model may
+            do without a call.
     """
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=lambda: _ANY_ARGUMENTS)
+    is_strict: bool = False
 
     @classmethod
     def of(cls, value: Any, where: str) -> Tool:
@@ -64,13 +67,19 @@ class Tool:
             raise InvalidRequestError(
                 "must be 'object': arguments have names", f"{where}.parameters.type"
             )
-        return cls(name, description, {"type": "object", **parameters})
+        strict = function.get("strict")
+        if strict is not None and not isinstance(strict, bool):
+            raise InvalidRequestError("must be true or false", f"{where}.strict")
+        return cls(name, description, {"type": "object", **parameters}, bool(strict))
 
     def to_dict(self) -> dict[str, Any]:
         """Return OpenAI's object of the tool."""
-        function: dict[str, Any] = {"name": self.name, "parameters": dict(self.parameters)}
+        function: dict[str, Any] = {"name": self.name}
         if self.description:
             function["description"] = self.description
+        function["parameters"] = dict(self.parameters)
+        if self.is_strict:
+            function["strict"] = True
         return {"type": "function", "function": function}
 
 

@@ -14,7 +14,10 @@ DAMAGED = "the model produced NaN or infinite values for this request"
 BAD_LOGITS = "the model's logits are NaN, +inf, or all -inf"
 # And where the request asks for something impossible.
 OVERFLOW = "logit_bias or penalties made a logit NaN or infinite"
-NO_TOKEN_LEFT = "allowed_token_ids, bad_words, min_tokens and logit_bias leave no token to sample"
+NO_TOKEN_LEFT = (
+    "structured_outputs, allowed_token_ids, bad_words, min_tokens and logit_bias leave no token to "
+    "sample"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,8 @@ class SamplingParams:
             is computed, its blocks are free when it ends, and nothing goes to the disk.
         structured_outputs: what the answer must be: JSON of a schema, one of several texts, a match
             of an expression or of a grammar (``StructuredOutputs``, or a mapping with its fields).
+        thinking_token_budget: tokens of the thought with which the answer of a model that reasons
+            begins, after which it is closed. None and -1 are no limit.
         output_kind: what the outputs of ``AsyncLLM.generate`` and ``LLM.stream`` hold.
 
     Fields that vLLM has and octavo lacks (``watermarking`` and so on) may be given with the
@@ -150,6 +152,7 @@ class SamplingParams:
     n_keep: int | None = None
     cache_prompt: bool = True
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
+    thinking_token_budget: int | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     # vLLM's fields that octavo lacks, each with the value that asks for nothing: see _UNSUPPORTED.
     watermarking: InitVar[Any] = None
@@ -162,7 +165,6 @@ class SamplingParams:
     skip_clone: InitVar[Any] = False
     extra_args: InitVar[Any] = None
     skip_reading_prefix_cache: InitVar[Any] = None
-    thinking_token_budget: InitVar[Any] = None
     repetition_detection: InitVar[Any] = None
     routed_experts_prompt_start: InitVar[Any] = 0
     trace_decode_token_ids: InitVar[Any] = None
@@ -198,6 +200,8 @@ class SamplingParams:
             store("structured_outputs", StructuredOutputs.of(self.structured_outputs))
         if self.seed == -1:
             store("seed", None)
+        if self.thinking_token_budget == -1:
+            store("thinking_token_budget", None)
         if not isinstance(self.output_kind, RequestOutputKind):
             kinds = ", ".join(f"RequestOutputKind.{kind.name}" for kind in RequestOutputKind)
             raise InvalidRequestError(
@@ -225,7 +229,7 @@ class SamplingParams:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.prompt_logprobs is not None:
             _integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
-        for name in ("attention_sinks", "window", "n_keep"):
+        for name in ("attention_sinks", "window", "n_keep", "thinking_token_budget"):
             if (value := getattr(self, name)) is not None:
                 _integer(name, value, 0, 2**31 - 1)
         if not isinstance(self.cache_prompt, bool):
@@ -297,7 +301,6 @@ _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "skip_clone": ((None, False, True), "a request has a copy anyway"),
     "extra_args": ((None, {}), "there are no samplers beside octavo's"),
     "skip_reading_prefix_cache": ((None, False), "use cache_prompt=False"),
-    "thinking_token_budget": ((None, -1), "octavo does not count thoughts apart; use max_tokens"),
     "repetition_detection": ((None,), "use repetition_penalty or frequency_penalty"),
     "routed_experts_prompt_start": ((None, 0), "octavo does not return the routes of experts"),
     "trace_decode_token_ids": ((None,), "tokens are sampled"),
@@ -315,6 +318,7 @@ _SCALARS = (
     *("temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "ignore_eos", "max_tokens"),
     *("min_tokens", "logprobs", "prompt_logprobs", "detokenize", "skip_special_tokens"),
     *("include_stop_str_in_output", "attention_sinks", "window", "n_keep", "cache_prompt"),
+    "thinking_token_budget",
 )
 _LAST_FIELD = fields(SamplingParams)[-1].name
 assert _LAST_FIELD == "output_kind"

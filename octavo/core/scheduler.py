@@ -14,7 +14,13 @@ from itertools import chain
 
 from octavo.base.errors import ConfigError, InvalidRequestError
 from octavo.core.admission import AdmissionPolicy, ContinuousAdmission
-from octavo.core.batch import Batch, ScheduledRequest, StepOutput, TokenLogprobs
+from octavo.core.batch import (
+    NO_TOKEN_LEFT,
+    Batch,
+    ScheduledRequest,
+    StepOutput,
+    TokenLogprobs,
+)
 from octavo.core.block_manager import SharedPrefix
 from octavo.core.block_pools import Blocks
 from octavo.core.drafting import DraftProposer
@@ -540,7 +546,7 @@ class Scheduler:
             request_id = request.request_id
             if output.errors and request_id in output.errors:
                 # What this step computed is not published: it may be damaged.
-                request.error = output.errors[request_id]
+                request.error = _explained(output.errors[request_id], request)
                 self._finish(request, FinishReason.ERROR)
                 updates.append(RequestUpdate(request, []))
                 continue
@@ -609,3 +615,10 @@ def _reports_prompt(request: Request) -> bool:
     return request.params.prompt_logprobs is not None and (
         request.num_prompt_logprobs < request.num_prompt_tokens - 1
     )
+
+
+def _explained(error: str, request: Request) -> str:
+    """Return an error of a request; where its mask left no token, the problem of that."""
+    if error == NO_TOKEN_LEFT and request.mask is not None:
+        return request.mask.problem or error
+    return error

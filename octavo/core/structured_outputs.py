@@ -46,6 +46,8 @@ class StructuredOutputs:
             models from going on with them for ever.
         begins_after: text after which the constraint begins, such as the end of a thought; what
             comes before it, and whether it comes, is free.
+        begins_with: text with which the answer must begin for ``begins_after`` to count, such as
+            the beginning of a thought; else the constraint holds from the start.
 
     Raises:
         InvalidRequestError: none or several are given, or one is of the wrong type, or too large.
@@ -62,6 +64,7 @@ class StructuredOutputs:
     whitespace_pattern: str | None = None
     is_bounded: bool = True
     begins_after: str | None = None
+    begins_with: str | None = None
 
     def __post_init__(self) -> None:
         def store(name: str, value: Any) -> None:
@@ -85,9 +88,11 @@ class StructuredOutputs:
             _text(kind, getattr(self, kind))
         for name in ("disable_any_whitespace", "disable_additional_properties", "is_bounded"):
             _flag(name, getattr(self, name))
-        for name in ("whitespace_pattern", "begins_after"):
+        for name in ("whitespace_pattern", "begins_after", "begins_with"):
             if getattr(self, name) is not None:
                 _text(name, getattr(self, name))
+        if self.begins_with is not None and self.begins_after is None:
+            raise InvalidRequestError("needs begins_after", f"{_FIELD}.begins_with")
 
     @classmethod
     def of(cls, values: Any) -> StructuredOutputs:

@@ -10,6 +10,7 @@ them: token t is allowed if bit t % 32 of word t // 32 is set.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Collection, Iterable, Sequence
 from copy import copy
@@ -38,6 +39,11 @@ class TokenMask(Protocol):
         """True if nothing is forbidden from here on, whatever tokens come."""
         ...
 
+    @property
+    def problem(self) -> str | None:
+        """Why it allows no token at all, where that is not what it is for; None otherwise."""
+        ...
+
     def bitmask(self) -> Bits | None:
         """Return the allowed next tokens; None if all are. The array is never changed: after
         another token there is another object."""
@@ -62,26 +68,41 @@ def create_mask(
     stop_token_ids: Collection[int] = (),
     bad_words: Sequence[Sequence[int]] = (),
     grammar: TokenMask | None = None,
+    thought: TokenMask | None = None,
 ) -> TokenMask | None:
     """Return the mask of ``params``; None if they forbid nothing.
 
     Args:
         stop_token_ids: tokens that must not come before ``params.min_tokens``.
         bad_words: ``params.bad_words`` as tokens, maybe several variants of a word.
-        grammar: the mask of ``params.structured_outputs``, at its beginning.
+        grammar: the mask of ``params.structured_outputs``, at its beginning. Where it is at its
+            end, so is the answer, even if it should be longer.
+        thought: the mask of ``params.thinking_token_budget``; it yields to the others.
     """
     masks: list[TokenMask] = [] if grammar is None else [grammar]
     if params.allowed_token_ids is not None:
         masks.append(AllowedTokens(params.allowed_token_ids, vocab_size))
-    if params.min_tokens > 0 and stop_token_ids:
-        masks.append(MinTokens(params.min_tokens, stop_token_ids, vocab_size))
     if any(bad_words):
         masks.append(BadWords(bad_words, vocab_size))
-    return masks[0] if len(masks) == 1 else AllOf(masks) if masks else None
+    lengths: list[TokenMask] = []
+    if params.min_tokens > 0 and stop_token_ids:
+        lengths.append(MinTokens(params.min_tokens, stop_token_ids, vocab_size))
+    if grammar is None:
+        masks, lengths = masks + lengths, []
+    elif params.ignore_eos:  # the answer goes on as long as the grammar lets it
+        ends_of_text = set(stop_token_ids).difference(params.stop_token_ids)
+        lengths.append(MinTokens(math.inf, ends_of_text, vocab_size))
+    if thought is not None:
+        lengths.append(thought)
+    if len(masks) + len(lengths) <= 1:
+        return next(iter(masks + lengths), None)
+    return AllOf(masks, lengths)
 
 
 class _Counting:
     """A mask that depends on the number of tokens only."""
+
+    problem = None
 
     def __init__(self) -> None:
         self.num_tokens = 0
@@ -115,7 +136,7 @@ class AllowedTokens(_Counting):
 class MinTokens(_Counting):
     """Forbids stop tokens among the first ``min_tokens``."""
 
-    def __init__(self, min_tokens: int, stop_token_ids: Iterable[int], vocab_size: int):
+    def __init__(self, min_tokens: float, stop_token_ids: Iterable[int], vocab_size: int):
         super().__init__()
         self._min_tokens = min_tokens
         self._bits = _without(_everything(vocab_size), stop_token_ids, vocab_size)
@@ -146,6 +167,7 @@ class BadWords:
     """
 
     is_over = False
+    problem = None
 
     def __init__(self, words: Iterable[Sequence[int]], vocab_size: int):
         self._vocab_size = vocab_size
@@ -197,12 +219,17 @@ class BadWords:
 
 
 class AllOf:
-    """Allows what all of several masks allow."""
+    """Allows what all of several masks allow.
 
-    def __init__(self, masks: Sequence[TokenMask]):
-        self._masks = tuple(masks)
+    Args:
+        yielding: further masks, each of which counts only where it leaves a token.
+    """
+
+    def __init__(self, masks: Sequence[TokenMask], yielding: Sequence[TokenMask] = ()):
+        self._num_firm = len(masks)
+        self._masks = (*masks, *yielding)
         # Masks mostly say what they said at the token before, with the very same object.
-        self._last: tuple[list[Bits], Bits] | None = None
+        self._last: tuple[list[Bits | None], Bits] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -212,18 +239,25 @@ class AllOf:
     def is_over(self) -> bool:
         return all(mask.is_over for mask in self._masks)
 
+    @property
+    def problem(self) -> str | None:
+        return next((mask.problem for mask in self._masks if mask.problem is not None), None)
+
     def bitmask(self) -> Bits | None:
-        found = [bits for mask in self._masks if (bits := mask.bitmask()) is not None]
-        if len(found) <= 1:
-            return found[0] if found else None
-        if self._last is not None and len(self._last[0]) == len(found):
+        found = [mask.bitmask() for mask in self._masks]
+        known = [bits for bits in found if bits is not None]
+        if len(known) <= 1:
+            return known[0] if known else None
+        if self._last is not None:
             before, result = self._last
             if all(map(is_, before, found)):
                 return result
         common = -1
-        for bits in found:  # one long number each: as fast as Python gets
-            common &= int.from_bytes(bits, "little")
-        result = array("I", common.to_bytes(4 * len(found[0]), "little"))
+        for bits in filter(None, found[: self._num_firm]):
+            common &= int.from_bytes(bits, "little")  # a long number: as fast as Python gets
+        for bits in filter(None, found[self._num_firm :]):
+            common = common & int.from_bytes(bits, "little") or common
+        result = array("I", common.to_bytes(4 * len(known[0]), "little"))
         self._last = (found, result)
         return result
 
@@ -237,7 +271,8 @@ class AllOf:
             mask.rollback(num_tokens)
 
     def fork(self) -> AllOf:
-        return AllOf([mask.fork() for mask in self._masks])
+        masks = [mask.fork() for mask in self._masks]
+        return AllOf(masks[: self._num_firm], masks[self._num_firm :])
 
 
 @lru_cache(maxsize=8)

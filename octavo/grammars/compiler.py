@@ -6,45 +6,68 @@ expressions' derivatives, walked together with a trie of the vocabulary.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from copy import copy
+from typing import TYPE_CHECKING, Protocol
 
-from octavo.base.errors import InvalidRequestError
+from octavo.base.errors import ConstraintError
 from octavo.core.structured_outputs import StructuredOutputs
+from octavo.grammars.explanations import explained
 from octavo.grammars.grammar_mask import GrammarMask
+from octavo.grammars.number_runs import NumberRuns
+from octavo.grammars.sources import GrammarSource, source_of
 from octavo.grammars.vocabulary import GrammarVocabulary
 from octavo.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits
 
-_MAX_CACHED = 256  # grammars
+_MAX_CACHED = 256  # grammars, and refusals
+
+# Some limits are first met when a token has come: what is over them there is refused, too.
+_NUM_FIRST_TOKENS = 2
+
+
+class Trial(Protocol):
+    """Tries a constraint before it is compiled here."""
+
+    def try_out(self, asked: StructuredOutputs, vocabulary: GrammarVocabulary) -> GrammarSource:
+        """Return the grammar of what is asked for, which can be compiled within bounds.
+
+        Raises:
+            ConstraintError: it cannot.
+        """
+        ...
 
 
 class GrammarCompiler:
     """Compiles the constraints of one model's requests. Any threads may share it.
 
-    Equal constraints are compiled once. The first one also waits for the vocabulary, about a
-    second for 150,000 tokens.
+    Equal constraints are compiled once, and refused once. The first one also waits for the
+    vocabulary, about a second for 150,000 tokens.
 
     Args:
         vocab_size, stop_token_ids: see `GrammarVocabulary`.
+
+    ``trial`` may be set before the first constraint comes: then nothing is compiled that it has not
+    tried.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, stop_token_ids: Collection[int]):
-        self._open: Callable[[], GrammarVocabulary] = lambda: GrammarVocabulary(
+        self.trial: Trial | None = None
+        self._open: Callable[[], GrammarVocabulary] = lambda: GrammarVocabulary.of(
             tokenizer, vocab_size, stop_token_ids
         )
         self._vocabulary: GrammarVocabulary | None = None
+        self._opening = threading.Lock()
         self._lock = threading.Lock()
-        self._compiled: OrderedDict[StructuredOutputs, LLMatcher] = OrderedDict()
+        self._known: OrderedDict[StructuredOutputs, _Grammar | ConstraintError] = OrderedDict()
 
     def vocabulary(self) -> GrammarVocabulary:
         """Return the vocabulary, which is made at the first call."""
-        with self._lock:
+        with self._opening:
             if self._vocabulary is None:
                 self._vocabulary = self._open()
             return self._vocabulary
@@ -53,88 +76,97 @@ class GrammarCompiler:
         """Return a mask at the beginning of what is asked for.
 
         Raises:
-            InvalidRequestError: it is no schema, expression or grammar, has a part that is not
-                supported, or is too complex; says where.
+            ConstraintError: it is no schema, expression or grammar, has a part that is not
+                supported, cannot be satisfied, or is too complex; says where.
         """
-        vocabulary = self.vocabulary()
         with self._lock:
-            matcher = self._compiled.get(asked)
-            if matcher is not None:
-                self._compiled.move_to_end(asked)
-        if matcher is None:
-            matcher = _compile(asked, vocabulary)
+            known = self._known.get(asked)
+            if known is not None:
+                self._known.move_to_end(asked)
+        if known is None:
+            known = self._compiled(asked)
             with self._lock:
-                self._compiled[asked] = matcher
-                while len(self._compiled) > _MAX_CACHED:
-                    self._compiled.popitem(last=False)
-        return GrammarMask(matcher.deep_copy(), vocabulary.vocab_size)
+                self._known[asked] = known
+                while len(self._known) > _MAX_CACHED:
+                    self._known.popitem(last=False)
+        if isinstance(known, ConstraintError):
+            raise copy(known)  # one that was raised before has a traceback
+        return known.mask()
+
+    def _compiled(self, asked: StructuredOutputs) -> _Grammar | ConstraintError:
+        try:
+            vocabulary = self.vocabulary()
+            if self.trial is not None:
+                source = self.trial.try_out(asked, vocabulary)
+            else:
+                source = source_of(asked, vocabulary.special_ids, vocabulary.stop_token_ids)
+            return _Grammar(compile_source(source, asked, vocabulary), source.openings, vocabulary)
+        except ConstraintError as error:
+            return error
 
 
-def _compile(asked: StructuredOutputs, vocabulary: GrammarVocabulary) -> LLMatcher:
+class _Grammar:
+    """A grammar at its beginning, of which masks are copies."""
+
+    def __init__(self, start: LLMatcher, openings: tuple[str, ...], vocabulary: GrammarVocabulary):
+        self._start, self._vocabulary = start, vocabulary
+        self._openings = [opening.encode() for opening in openings if opening]
+        self._has_numbers = bool(openings)
+
+    def mask(self) -> GrammarMask:
+        vocabulary = self._vocabulary
+        numbers = NumberRuns(vocabulary.digits, self._openings) if self._has_numbers else None
+        return GrammarMask(self._start, vocabulary.vocab_size, numbers)
+
+
+def compile_source(
+    source: GrammarSource, asked: StructuredOutputs, vocabulary: GrammarVocabulary
+) -> LLMatcher:
+    """Return a grammar at its beginning.
+
+    Args:
+        asked: what the source was made of, for messages.
+
+    Raises:
+        ConstraintError: it is no grammar, is too complex, or cannot be satisfied.
+    """
     from llguidance import LLMatcher
 
-    kind, text = asked.constraint
-    field = f"structured_outputs.{kind}"
-    try:
-        source = _SOURCES[kind](asked, text)
-    except ValueError as error:
-        raise InvalidRequestError(str(error), field) from None
-    matcher = LLMatcher(vocabulary.tokens, source, log_level=0, limits=_limits())
-    if matcher.is_error():
-        raise InvalidRequestError(matcher.get_error(), field)
-    return matcher
+    if not vocabulary.stop_token_ids:
+        message = "the model has no token that ends an answer"
+        raise ConstraintError(message, "structured_outputs", "unwritable")
+    limits = parser_limits(has_rules=source.has_rules)
+    start = LLMatcher(vocabulary.tokens, source.text, log_level=0, limits=limits)
+    if start.is_error():
+        raise explained(start.get_error(), source, asked)
+    followed = start.deep_copy()
+    for _ in range(_NUM_FIRST_TOKENS):
+        bits = followed.compute_bitmask()
+        if followed.is_error() or not any(bits):
+            raise explained(followed.get_error(), source, asked)
+        common = int.from_bytes(bits, "little")
+        token_id = (common & -common).bit_length() - 1  # the first that is allowed
+        if token_id in vocabulary.stop_token_ids:
+            break
+        if not followed.consume_token(token_id):
+            raise explained(followed.get_error(), source, asked)
+    return start
 
 
-def _limits() -> LLParserLimits:
-    """Return bounds on the time and the memory of one grammar."""
+def parser_limits(*, has_rules: bool) -> LLParserLimits:
+    """Return bounds on the time and the memory of one grammar.
+
+    Those of a schema have rows of four items for each optional property, of which few are alive.
+    Where a user wrote the rules, all may be, and time grows with their square.
+    """
     from llguidance import LLParserLimits
 
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,  # some 20 ms
-        step_lexer_fuel=100_000,  # some 7 ms
-        step_max_items=20_000,  # 1 ms
+        step_lexer_fuel=50_000,  # some 3 ms
+        step_max_items=5_000 if has_rules else 20_000,
+        max_items_in_row=500 if has_rules else 2_000,
         max_lexer_states=50_000,  # 1 to 2 kB each
         max_grammar_size=200_000,
         verbose_errors=False,
     )
-
-
-def _json_source(asked: StructuredOutputs, schema: str) -> str:
-    from llguidance import LLMatcher
-
-    options: dict[str, Any] = {}
-    if asked.disable_any_whitespace:
-        options["whitespace_flexible"] = False
-    elif asked.whitespace_pattern is not None:
-        options["whitespace_pattern"] = asked.whitespace_pattern
-    source: str = LLMatcher.grammar_from_json_schema(schema, overrides=options)  # type: ignore[arg-type]
-    return source
-
-
-def _regex_source(asked: StructuredOutputs, expression: str) -> str:
-    from llguidance import LLMatcher
-
-    source: str = LLMatcher.grammar_from_regex(expression)
-    return source
-
-
-def _choice_source(asked: StructuredOutputs, choices: str) -> str:
-    from llguidance import LLMatcher
-
-    texts = [json.dumps(each, ensure_ascii=False) for each in json.loads(choices)]
-    source: str = LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
-    return source
-
-
-def _grammar_source(asked: StructuredOutputs, grammar: str) -> str:
-    from llguidance import grammar_from
-
-    return grammar_from("grammar", grammar)
-
-
-_SOURCES: dict[str, Callable[[StructuredOutputs, str], str]] = {
-    "json": _json_source,
-    "regex": _regex_source,
-    "choice": _choice_source,
-    "grammar": _grammar_source,
-}

@@ -6,8 +6,8 @@ from array import array
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from octavo.base.errors import InvalidRequestError
 from octavo.core.token_mask import Bits
+from octavo.grammars.number_runs import NumberRuns
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -17,67 +17,99 @@ class GrammarMask:
     """The tokens with which an answer can still become a sentence of a grammar.
 
     Stop tokens are allowed where the grammar can end. It may be told of tokens that it forbids, as
-    drafts are: until these are rolled back, it forbids nothing.
+    drafts are: until these are rolled back, it forbids nothing. Where the grammar gets too complex
+    to be followed, it allows no token, and has a ``problem``.
 
     Args:
-        matcher: a state of the grammar, which is the mask's own.
+        start: the beginning of the grammar. It is not changed, and masks may share it.
+        numbers: at its beginning too; None leaves runs of digits as long as they are.
     """
 
     is_over = False
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int):
-        self._matcher = matcher
+    def __init__(self, start: LLMatcher, vocab_size: int, numbers: NumberRuns | None = None):
+        self._start = start
+        self._matcher = start.deep_copy()
         self._num_words = -(-vocab_size // 32)
-        self._num_followed = 0  # tokens that the matcher has taken
-        self._num_wrong = 0  # those after them, of which the first was not allowed
+        self._numbers = numbers
+        self._token_ids: list[int] = []
+        self._num_wrong = 0  # the last tokens, of which the first was not allowed
         self._bits: Bits | None = None  # of the state as it is
 
     @property
     def num_tokens(self) -> int:
-        return self._num_followed + self._num_wrong
+        return len(self._token_ids)
+
+    @property
+    def problem(self) -> str | None:
+        error: str = self._matcher.get_error()
+        if error and not error.startswith("NoExtension"):
+            reason = error.partition("\n")[0]
+            return f"structured_outputs: the grammar is too complex for this answer: {reason}"
+        if error or (self._bits is not None and not any(self._bits)):
+            return "structured_outputs: what must come here cannot be written in the model's tokens"
+        return None
 
     def bitmask(self) -> Bits | None:
-        """Return the allowed tokens.
-
-        Raises:
-            InvalidRequestError: the grammar has become too complex at this place.
-        """
         if self._num_wrong:
             return None
         if self._bits is None:
             bits = array("I", bytes(4 * self._num_words))
-            address, count = bits.buffer_info()
-            self._matcher.unsafe_compute_mask_ptr(address, 4 * count)
-            if self._matcher.is_error():
-                raise InvalidRequestError(
-                    f"cannot be followed here: {self._matcher.get_error()}", "structured_outputs"
-                )
-            self._bits = bits
+            if not self._matcher.is_error():
+                address, count = bits.buffer_info()
+                self._matcher.unsafe_compute_mask_ptr(address, 4 * count)
+                if self._matcher.is_error():
+                    bits = array("I", bytes(4 * self._num_words))
+            self._bits = self._without_long_runs(bits)
         return self._bits
+
+    def _without_long_runs(self, bits: Bits) -> Bits:
+        """Return the bits without those of digits that go on for too long, if any others are
+        left."""
+        if self._numbers is None or (others := self._numbers.bits()) is None:
+            return bits
+        kept = int.from_bytes(bits, "little") & int.from_bytes(others, "little")
+        return array("I", kept.to_bytes(4 * len(bits), "little")) if kept else bits
 
     def advance(self, token_ids: Iterable[int]) -> None:
         token_ids = list(token_ids)
         if not token_ids:
             return
         self._bits = None
-        taken = 0 if self._num_wrong else self._matcher.try_consume_tokens(token_ids)
-        self._num_followed += taken
-        self._num_wrong += len(token_ids) - taken
+        if not self._matcher.is_error():
+            taken = 0 if self._num_wrong else self._matcher.try_consume_tokens(token_ids)
+            if not self._matcher.is_error():
+                self._num_wrong += len(token_ids) - taken
+        self._token_ids += token_ids
+        if self._numbers is not None:
+            self._numbers.advance(token_ids)
 
     def rollback(self, num_tokens: int) -> None:
         if not num_tokens:
             return
         self._bits = None
+        del self._token_ids[len(self._token_ids) - num_tokens :]
+        if self._numbers is not None:
+            self._numbers.rollback(num_tokens)
+        if self._matcher.is_error():  # it stays so
+            self._matcher, self._num_wrong = self._start.deep_copy(), 0
+            taken = self._matcher.try_consume_tokens(self._token_ids)
+            if not self._matcher.is_error():
+                self._num_wrong = len(self._token_ids) - taken
+            return
         wrong = min(num_tokens, self._num_wrong)
         self._num_wrong -= wrong
-        if followed := num_tokens - wrong:
-            self._matcher.rollback(followed)
-            self._num_followed -= followed
+        if wrong < num_tokens:
+            self._matcher.rollback(num_tokens - wrong)
 
     def fork(self) -> GrammarMask:
-        other = GrammarMask(self._matcher.deep_copy(), 32 * self._num_words)
-        other._num_followed, other._num_wrong = self._num_followed, self._num_wrong
-        other._bits = self._bits
+        other = GrammarMask.__new__(GrammarMask)
+        other._start = self._start
+        other._matcher = self._matcher.deep_copy()
+        other._num_words = self._num_words
+        other._numbers = None if self._numbers is None else self._numbers.fork()
+        other._token_ids = self._token_ids.copy()
+        other._num_wrong, other._bits = self._num_wrong, self._bits
         return other
 
     @property
@@ -88,4 +120,6 @@ class GrammarMask:
     def forced_tokens(self) -> list[int]:
         """Return the tokens that must come next, as the tokenizer would write their text; none if
         there is a choice."""
-        return [] if self._num_wrong else list(self._matcher.compute_ff_tokens())
+        if self._num_wrong or self._matcher.is_error():
+            return []
+        return list(self._matcher.compute_ff_tokens())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from octavo.text.tokenizer import Tokenizer
@@ -10,54 +10,81 @@ from octavo.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
+    from octavo.grammars.number_runs import DigitBits
+
 
 class GrammarVocabulary:
     """The tokens of one model. Making it takes about a second for 150,000 tokens.
 
     Args:
-        vocab_size: columns of the logits, which may be more than the tokenizer has tokens.
+        texts: the bytes of all tokens, of which there are as many as columns of the logits; those
+            that no text leads to have none.
+        special_ids: the special tokens by their text.
         stop_token_ids: tokens that end an answer. They are allowed where a grammar can end, and
-            nowhere else; without any, an answer ends where nothing can follow.
-
-    ``special_ids`` has the special tokens by their text: a grammar names them ``<|like_this|>``.
+            nowhere else.
+        encode: the tokens of a text, as the tokenizer would write it; None takes the longest token
+            at each place.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, stop_token_ids: Collection[int]):
+    def __init__(
+        self,
+        texts: Sequence[bytes],
+        special_ids: Mapping[str, int],
+        stop_token_ids: Collection[int],
+        encode: Callable[[str], list[int]] | None = None,
+    ):
         from llguidance import LLTokenizer  # 40 ms, for those who ask for it
 
-        self.vocab_size = vocab_size
-        self.tokenizer = tokenizer
+        from octavo.grammars.number_runs import DigitBits
+
+        self.texts = texts
+        self.vocab_size = len(texts)
+        self.special_ids = special_ids
         self.stop_token_ids = tuple(sorted(stop_token_ids))
-        specials = sorted(i for i in tokenizer.specials.ids if i < vocab_size)
-        self.special_ids = {tokenizer.token_text(i): i for i in specials}
         self.tokens: LLTokenizer = LLTokenizer(
-            _TokenTexts(tokenizer, vocab_size, self.stop_token_ids, specials),  # type: ignore[arg-type]
-            n_vocab=vocab_size,
+            _Wrapper(self, encode or self._longest_tokens),  # type: ignore[arg-type]
+            n_vocab=self.vocab_size,
             eos_token=list(self.stop_token_ids) or None,
+        )
+        self.digits: DigitBits = DigitBits(texts.__getitem__, self.vocab_size)
+
+    def _longest_tokens(self, text: str) -> list[int]:
+        ids: list[int] = self.tokens.greedy_tokenize(text)
+        return ids
+
+    @classmethod
+    def of(
+        cls, tokenizer: Tokenizer, vocab_size: int, stop_token_ids: Collection[int]
+    ) -> GrammarVocabulary:
+        """Return the vocabulary of a tokenizer.
+
+        Args:
+            vocab_size: columns of the logits, which may be more than the tokenizer has tokens.
+        """
+        known = min(vocab_size, tokenizer.vocab_size)
+        texts = [tokenizer.token_bytes(i) for i in range(known)] + [b""] * (vocab_size - known)
+        specials = {tokenizer.token_text(i): i for i in sorted(tokenizer.specials.ids) if i < known}
+        return cls(
+            texts,
+            specials,
+            stop_token_ids,
+            lambda text: tokenizer.encode(text, add_special_tokens=False),
         )
 
 
-class _TokenTexts:
+class _Wrapper:
     """The attributes that `LLTokenizer` asks a tokenizer for."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        vocab_size: int,
-        stop_token_ids: Collection[int],
-        special_ids: list[int],
-    ):
-        self._tokenizer = tokenizer
-        known = min(vocab_size, tokenizer.vocab_size)
-        self.tokens = [tokenizer.token_bytes(i) for i in range(known)]
-        self.tokens += [b""] * (vocab_size - known)  # no text leads to them
-        self.special_token_ids = special_ids
-        self.eos_token_id = min(stop_token_ids, default=vocab_size - 1)
+    def __init__(self, vocabulary: GrammarVocabulary, encode: Callable[[str], list[int]]):
+        self._encode = encode
+        self.tokens = vocabulary.texts
+        self.special_token_ids = sorted(vocabulary.special_ids.values())
+        self.eos_token_id = min(vocabulary.stop_token_ids, default=vocabulary.vocab_size - 1)
 
     def __call__(self, text: Any) -> list[int]:
         if isinstance(text, bytes):
             text = text.decode(errors="replace")
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self._encode(text)

@@ -22,6 +22,7 @@ from octavo.core.stats import DraftStats
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.core.token_mask import TokenMask, create_mask
 from octavo.grammars.compiler import GrammarCompiler
+from octavo.serving.chat_templates import ChatTemplates
 from octavo.serving.outputs import Delta, RequestMetrics
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.tokenizer import Tokenizer
@@ -103,6 +104,7 @@ class TextEngine:
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(sorted(set(eos_token_ids)))
         self.grammars = GrammarCompiler(tokenizer, vocab_size, self.eos_token_ids)
+        self.chat_templates = ChatTemplates(tokenizer)
         self.groups: dict[str, SampleGroup] = {}
         self._samples: dict[str, tuple[SampleGroup, TextSample]] = {}
         self._seeds = random.Random(seed)
@@ -141,14 +143,21 @@ class TextEngine:
             )
         return None, checked_token_ids(prompt, self.vocab_size)
 
+    @staticmethod
+    def takes_long_to_prepare(params: SamplingParams) -> bool:
+        """Tell whether the mask of ``params`` takes longer than a step may wait."""
+        return params.structured_outputs is not None or params.thinking_token_budget is not None
+
     def prepare_mask(
         self,
         params: SamplingParams,
         bad_words_token_ids: Sequence[Sequence[int]] | None = None,
+        prompt_token_ids: Sequence[int] = (),
     ) -> PreparedMask:
         """Return the mask of ``params``. Any thread may call it, and it may take a second.
 
         Args:
+            prompt_token_ids: of the prompt, which may end within a thought.
             bad_words_token_ids: what ``Tokenizer.encode_words`` makes of ``params.bad_words``, if
                 it is known already.
 
@@ -159,9 +168,14 @@ class TextEngine:
             bad_words_token_ids = self.tokenizer.encode_words(params.bad_words)
         asked = params.structured_outputs
         grammar = None if asked is None else self.grammars.mask(StructuredOutputs.of(asked))
+        budget, thought = params.thinking_token_budget, None
+        if budget is not None:
+            thought = self.chat_templates.thought_budget(budget, prompt_token_ids, self.vocab_size)
         stop_token_ids = (*self.eos_token_ids, *params.stop_token_ids)
         return PreparedMask(
-            create_mask(params, self.vocab_size, stop_token_ids, bad_words_token_ids, grammar)
+            create_mask(
+                params, self.vocab_size, stop_token_ids, bad_words_token_ids, grammar, thought
+            )
         )
 
     def add(
@@ -198,7 +212,7 @@ class TextEngine:
         check_vocabulary(params, self.vocab_size)
         check_prompt_logprobs(params, len(prompt_token_ids))
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
-        mask = (prepared_mask or self.prepare_mask(params)).mask
+        mask = (prepared_mask or self.prepare_mask(params, prompt_token_ids=prompt_token_ids)).mask
         now = self.engine.clock.now() if arrival_time is None else arrival_time
         group = SampleGroup(request_id, prompt, prompt_token_ids, params)
         leader: Request | None = None
@@ -383,6 +397,8 @@ def _ending(group: SampleGroup, sample: TextSample) -> Delta:
 def _params_of_sample(params: SamplingParams, index: int) -> SamplingParams:
     """Return the parameters of one sample of a prompt."""
     changes: dict[str, Any] = {}
+    if params.structured_outputs is not None:  # its mask says when it may end (`create_mask`)
+        changes |= {"min_tokens": 0, "ignore_eos": False}
     if index > 0 and params.prompt_logprobs is not None:
         changes["prompt_logprobs"] = None  # they are the same for all
     if params.num_samples > params.n and params.logprobs is None:

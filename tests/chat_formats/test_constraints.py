@@ -155,6 +155,8 @@ SIMPLE = (
     {"type": ["string", "integer"]},
     {"enum": ["a", "</parameter", "x\ny", 1, 2.5, True, None]},
     {"const": "null"},
+    {"minLength": 2, "minimum": 5},
+    {"anyOf": [{}, {"type": "string"}]},
     {"$ref": "#/$defs/either"},
 )
 
@@ -281,6 +283,36 @@ def test_patterns_hold_of_text_as_they_do_in_schemas(pattern, good, bad):
             "</tool_call>".encode()
         )
         assert mask.is_accepting == is_valid
+
+
+ODD = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "string", "not": {"const": "x"}},
+        "b": {"type": "array", "uniqueItems": True, "items": {"type": "integer"}},
+        "c": {"oneOf": [{"type": "string", "pattern": "(?!x)."}, {"type": "string"}]},
+        "d": {"anyOf": [{"not": {}}, {"type": "string"}]},
+    },
+    "dependentRequired": {"a": ["b"]},
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_schema_that_no_grammar_can_follow_is_refused_only_where_it_must_hold(name):
+    walker = WALKERS[name]
+    tool = {"name": "odd", "parameters": ODD}
+    asked = walker.format.constraint([tool], "auto")
+    parse(walker.format, walker.write(random.Random(0), walker.compiler.mask(asked)), [tool])
+    for strict, choice in ((True, "auto"), (False, "required")):
+        with pytest.raises(InvalidRequestError):
+            asked = walker.format.constraint([{**tool, "strict": strict}], choice)
+            walker.compiler.mask(asked)
+
+
+@pytest.mark.parametrize(("name", "argument"), [("qwen3-coder", "a>b"), ("pythonic", "a b")])
+def test_names_of_arguments_that_cannot_be_written_are_refused(name, argument):
+    with pytest.raises(InvalidRequestError, match="the name of the argument"):
+        constraint(name, {"properties": {argument: {}}})
 
 
 def test_digits_and_letters_of_patterns_are_those_of_ascii():

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from octavo.chat_formats.json_schemas import (
@@ -8,6 +10,7 @@ from octavo.chat_formats.json_schemas import (
     resolved,
     types_of,
     without_annotations,
+    without_backtracking,
 )
 from octavo.chat_formats.tools import Tool
 
@@ -23,6 +26,14 @@ def test_annotations_go_and_properties_of_their_names_stay():
         "properties": {"description": {"type": "string"}},
         "anyOf": [{}],
         "enum": [{"title": "T"}],
+    }
+
+
+def test_patterns_that_need_backtracking_can_go():
+    schema = {"items": {"pattern": "(?=a)b"}, "properties": {"a": {"pattern": "(?:a)b"}}}
+    assert without_backtracking(schema) == {
+        "items": {},
+        "properties": {"a": {"pattern": "(?:a)b"}},
     }
 
 
@@ -84,7 +95,7 @@ def test_arguments_come_one_by_one_with_what_they_refer_to():
             "$defs": definitions,
         },
     )
-    a, b, c = arguments_of(tool)
+    a, b, c = arguments_of(tool, re.compile("[a-z]"), is_lenient=False)
     assert a == ("a", {"type": "string", "$defs": definitions}, False)
     assert (b.name, b.is_required) == ("b", True)
     assert (c.name, c.schema, c.is_required) == ("c", {"$defs": definitions}, True)

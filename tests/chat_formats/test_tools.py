@@ -11,7 +11,7 @@ G = {"name": "g", "parameters": {"properties": {"a": {}}}}
 
 def test_tools_are_read_with_and_without_what_is_around_them():
     f, g = tools_of([F, G])
-    assert (f.name, f.description) == ("f", "F.")
+    assert (f.name, f.description, f.is_strict) == ("f", "F.", True)
     assert f.parameters == {"type": "object", "properties": {}}  # it has none
     assert g.parameters == {"type": "object", "properties": {"a": {}}}
     assert tools_of([f, g]) == (f, g)
@@ -22,6 +22,7 @@ def test_tools_are_read_with_and_without_what_is_around_them():
     ("tools", "field"),
     [
         (["f"], "tools[0]"),
+        ([{"name": "f", "strict": "yes"}], "tools[0].strict"),
         ([F, {"type": "web_search"}], "tools[1].type"),
         ([{"type": "function", "function": {}}], "tools[0].function.name"),
         ([{"name": "a b"}], "tools[0].name"),

@@ -4,43 +4,19 @@ import json
 import random
 
 import pytest
-from byte_tokens import EOS, VOCAB, byte_tokenizer
+from byte_tokens import EOS, VOCAB
+from grammar_walks import WORDS, allowed, mask, walk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.base.errors import InvalidRequestError
-from octavo.core.structured_outputs import StructuredOutputs
-from octavo.grammars.compiler import GrammarCompiler
 
-WORDS = (b"true", b'{"', b'":', b"12", b"ab", b'"}', b" ]")
-COMPILER = GrammarCompiler(byte_tokenizer(WORDS), VOCAB + len(WORDS) + 3, [EOS])
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"type": "array", "items": {"enum": [1, "ab", True]}, "maxItems": 3}},
     "required": ["a"],
     "additionalProperties": False,
 }
-
-
-def mask(**asked):
-    return COMPILER.mask(StructuredOutputs(**asked))
-
-
-def allowed(mask) -> set[int]:
-    bits = mask.bitmask()
-    return {i for i in range(32 * len(bits)) if bits[i >> 5] >> (i & 31) & 1}
-
-
-def walk(mask, rng: random.Random, limit: int = 300) -> bytes:
-    """A random sentence: what a model that knows nothing would write."""
-    text = b""
-    for _ in range(limit):
-        token = rng.choice(sorted(allowed(mask)))
-        mask.advance([token])
-        if token == EOS:
-            return text
-        text += COMPILER.vocabulary().tokenizer.token_bytes(token)
-    raise AssertionError("it does not end")
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -16,6 +16,7 @@ import octavo.server
 ROOT = Path(octavo.server.__file__).parent
 # Of a tokenizer: they read texts, or as many tokens as they are given.
 CALLS = {"encode", "encode_words", "decode", "chat_prompt", "chat_template_source"}
+TEMPLATES = {"of", "thought_budget"}  # of `ChatTemplates`, which are compiled and rendered
 DETOKENIZERS = {"IncrementalDetokenizer"}
 BACKGROUND = {"in_background", "briefly_in_background", "post_in_background", "_run"}
 
@@ -31,11 +32,10 @@ def is_tokenizers(node: ast.Call) -> bool:
     function = node.func
     if name_of(function) in DETOKENIZERS:
         return True
-    return (
-        isinstance(function, ast.Attribute)
-        and function.attr in CALLS
-        and name_of(function.value).strip("_") == "tokenizer"
-    )
+    if not isinstance(function, ast.Attribute):
+        return False
+    asked = {"tokenizer": CALLS, "chat_templates": TEMPLATES}
+    return function.attr in asked.get(name_of(function.value).strip("_"), ())
 
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

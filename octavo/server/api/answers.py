@@ -23,13 +23,15 @@ class PromptTokensDetails(AnswerModel):
 
 
 class CompletionTokensDetails(AnswerModel):
-    """Accepted and rejected draft tokens, with speculative decoding.
+    """Accepted and rejected draft tokens, with speculative decoding; and those of thoughts, in
+    chats with a model that reasons.
 
     Rejected ones are in no answer, and do not count in ``completion_tokens``.
     """
 
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 class Usage(AnswerModel):

@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 # Entries of an answer, beyond which its JSON is written in the background.
 MANY_ENTRIES = 1000
+MANY_CHARS = 16 << 10  # of text, likewise: it may be parsed
 
 _IDS_PER_TURN = 1 << 13  # token ids that are checked before the event loop goes on
 _MAX_ALLOWED_TOKENS = 1 << 20  # of all prompts together: each is sent to the engine with them
@@ -170,7 +171,8 @@ class GenerationJob:
             completions: that it writes beside the prompts' log-probabilities.
             names_tokens: whether it needs the tokenizer, and so is never run on the event loop.
         """
-        if _num_entries(self, completions) > MANY_ENTRIES:
+        num_chars = sum(len(completion.text) for group in completions for completion in group)
+        if _num_entries(self, completions) > MANY_ENTRIES or num_chars > MANY_CHARS:
             return await in_background(function, *args, encode_in_pieces)
         if names_tokens:
             return await briefly_in_background(function, *args, encode)

@@ -5,7 +5,6 @@ All of it happens in the background, for small prompts in a thread of their own.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -14,8 +13,10 @@ from typing import Any, ParamSpec, TypeVar
 from octavo.base.errors import InvalidRequestError, PromptTooLongError
 from octavo.server.http.background import briefly_in_background, in_background
 from octavo.server.http.context import IgnoredFields
+from octavo.serving.answer_reader import AskedTools
+from octavo.serving.chat_templates import ChatTemplates, KnownTemplate, RenderedChat
 from octavo.text.decoders import ByteDecoder
-from octavo.text.tokenizer import ChatPrompt, Tokenizer
+from octavo.text.tokenizer import Tokenizer
 
 SMALL_TEXT = 4 << 10  # characters whose tokens and template take about a millisecond
 MAX_MESSAGES = 4096
@@ -54,6 +55,7 @@ class PromptRenderer:
         trust_request_chat_template: bool = False,
     ):
         self.tokenizer = tokenizer
+        self._chat_templates = ChatTemplates(tokenizer)
         self._chat_template = chat_template
         self._trusts_requests = trust_request_chat_template
 
@@ -101,6 +103,8 @@ class PromptRenderer:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: Any = None,
+        parallel_tool_calls: bool | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         reasoning_effort: str | None = None,
         chat_template: str | None = None,
@@ -110,13 +114,15 @@ class PromptRenderer:
         add_special_tokens: bool = False,
         limit: int | None = None,
         ignored: IgnoredFields | None = None,
-    ) -> ChatPrompt:
-        """Return the prompt of a conversation, which has the form of OpenAI's API.
+    ) -> RenderedChat:
+        """Return the prompt of a conversation, which has the form of OpenAI's API, with the reader
+        of its answers.
 
-        A field that the template does not use is refused, but for ``chat_template_kwargs``, which
-        clients send to any model, and for ``reasoning_effort``, which is noted in ``ignored``
-        (unless that is strict). A developer's message is a system message to templates that do not
-        know that role.
+        A field that the template does not use is refused, but for ``tools``, which then are written
+        into messages, for ``chat_template_kwargs``, which clients send to any model, and for
+        ``reasoning_effort``: where the template only knows whether to think, "none" is not to, and
+        where it does not, it is noted in ``ignored`` (unless that is strict). A developer's message
+        is a system message to templates that do not know that role.
 
         Raises:
             InvalidRequestError: a field of the conversation is wrong, or the template cannot render
@@ -142,6 +148,8 @@ class PromptRenderer:
             self._render,
             messages,
             tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
             documents=documents,
             reasoning_effort=reasoning_effort,
             ignored=ignored or IgnoredFields(),
@@ -179,6 +187,8 @@ class PromptRenderer:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None,
+        tool_choice: Any,
+        parallel_tool_calls: bool | None,
         documents: Sequence[Mapping[str, Any]] | None,
         reasoning_effort: str | None,
         ignored: IgnoredFields,
@@ -186,31 +196,24 @@ class PromptRenderer:
         chat_template_kwargs: Mapping[str, Any],
         add_special_tokens: bool,
         **options: bool,
-    ) -> ChatPrompt:
-        template = chat_template or self._chat_template
+    ) -> RenderedChat:
+        asked = AskedTools.of(tools, tool_choice, parallel=parallel_tool_calls)
         variables = self._check_variables(chat_template_kwargs)
-        source = self.tokenizer.chat_template_source(template, tools=tools)
-        if reasoning_effort and "reasoning_effort" not in source and not ignored.strict:
-            ignored.add("reasoning_effort")
-            reasoning_effort = None
-        given = {"documents": documents, "reasoning_effort": reasoning_effort}
-        for name, value in {"tools": tools, **given}.items():
-            if value and name not in source:
+        known = self._chat_templates.of(chat_template or self._chat_template, tools=asked.tools)
+        effort = _reasoning_variables(known, reasoning_effort, ignored)
+        given = {"documents": documents, "reasoning_effort": effort.get("reasoning_effort")}
+        for name, value in given.items():
+            if value and name not in known.source:
                 raise InvalidRequestError("the chat template of this model does not use it", name)
-        variables |= {name: value for name, value in given.items() if value}
-        if "developer" not in source:
+        if documents:
+            variables["documents"] = documents
+        if "developer" not in known.source:
             messages = [_as_system(message) for message in messages]
-        prompt = self.tokenizer.chat_prompt(
-            [_with_parsed_arguments(message, i) for i, message in enumerate(messages)],
-            tools=tools or None,
-            chat_template=template,
-            **options,
-            **variables,
-        )
+        prompt = known.render(messages, asked, **options, **{**effort, **variables})
         bos = self.tokenizer.bos_token_id
         if not add_special_tokens or bos is None:
             return prompt
-        return ChatPrompt(prompt.text, [bos, *prompt.token_ids])  # beside the template's own
+        return prompt._replace(token_ids=[bos, *prompt.token_ids])  # beside the template's own
 
     def _check_variables(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         for name in variables:
@@ -299,31 +302,17 @@ def _as_system(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "role": "system"} if message.get("role") == "developer" else message
 
 
-def _with_parsed_arguments(message: Mapping[str, Any], index: int) -> Mapping[str, Any]:
-    """Return a message with the arguments of tool calls as objects.
-
-    Templates expect objects; OpenAI's API has them as text.
-    """
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    return {
-        **message,
-        "tool_calls": [
-            _with_parsed_call(call, f"messages.{index}.tool_calls.{number}")
-            for number, call in enumerate(calls)
-        ],
-    }
-
-
-def _with_parsed_call(call: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise InvalidRequestError("must be a JSON object, as text", f"{path}.function.arguments")
-    return {**call, "function": {**function, "arguments": arguments}}
+def _reasoning_variables(
+    known: KnownTemplate, effort: str | None, ignored: IgnoredFields
+) -> dict[str, Any]:
+    """Return the variables that tell a template how much the model is to think."""
+    if not effort:
+        return {}
+    variables: dict[str, Any] = {}
+    if known.thinking_switch is not None:
+        variables[known.thinking_switch] = effort != "none"
+    if effort != "none" and ("reasoning_effort" in known.source or ignored.strict):
+        variables["reasoning_effort"] = effort
+    elif not variables and (effort != "none" or known.format.thoughts is not None):
+        ignored.add("reasoning_effort")
+    return variables

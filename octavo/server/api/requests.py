@@ -88,6 +88,9 @@ class GenerationFields(SamplingFields):
     bad_words: BadWords | None = None
     allowed_token_ids: Annotated[list[int], TokenIds(MAX_ALLOWED_TOKEN_IDS)] | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    thinking_token_budget: int | None = Field(
+        None, ge=-1, le=MAX_INT, description="tokens of a thought, which then is closed (no limit)"
+    )
     speculative: Speculative | None = None
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, le=MAX_INT, description="keep so many; -1 is as many as there is room for"
@@ -129,7 +132,6 @@ class GenerationFields(SamplingFields):
     guided_regex: Unsupported = None
     guided_choice: Unsupported = None
     guided_grammar: Unsupported = None
-    thinking_token_budget: Unsupported = None
     logprob_token_ids: Unsupported = None
     repetition_detection: Unsupported = None
     watermarking: Unsupported = None

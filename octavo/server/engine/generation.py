@@ -524,6 +524,10 @@ class EngineObserver:
     def on_ignored_fields(self, names: Sequence[str]) -> None:
         """A request had fields of these names, which have no effect here."""
 
+    def on_tool_calls(self, format_name: str, num_calls: int, malformed: Sequence[str]) -> None:
+        """An answer in a format of chats had so many tool calls, and others that were malformed:
+        ``malformed`` has the reason of each (`octavo.chat_formats.text_stream.MalformedCall`)."""
+
     def on_tokens(self, generation: Generation, num_tokens: int, gap: float | None) -> None:
         """A step brought tokens of one sample, ``gap`` seconds after the sample's last ones.
 

@@ -56,7 +56,7 @@ from operator import attrgetter
 from typing import Any
 
 from octavo.base import errors
-from octavo.base.errors import EngineError, OctavoError, PromptTooLongError
+from octavo.base.errors import ConstraintError, EngineError, OctavoError, PromptTooLongError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams, SpeculativeParams
 from octavo.core.sink_window import SinkWindowRules
@@ -212,6 +212,8 @@ def error_to_message(error: BaseException) -> Message:
         "message": str(error),
         "field": getattr(error, "field", None),
     }
+    if isinstance(error, ConstraintError):
+        message["reason"] = error.reason
     if isinstance(error, PromptTooLongError):
         message |= {"num_prompt_tokens": error.num_prompt_tokens, "limit": error.limit}
     return message
@@ -223,9 +225,11 @@ def error_from_message(message: Message) -> OctavoError:
     text = message["message"]
     if kind is PromptTooLongError:
         return PromptTooLongError(text, message["num_prompt_tokens"], message["limit"])
-    if kind is errors.InvalidRequestError:
-        error = errors.InvalidRequestError(text)
+    if kind in (errors.InvalidRequestError, errors.ConstraintError):
+        error = kind(text)
         error.field = message["field"]
+        if isinstance(error, errors.ConstraintError):
+            error.reason = message["reason"]
         return error
     if kind is errors.ModelFileError or kind is None or not issubclass(kind, OctavoError):
         return EngineError(text)

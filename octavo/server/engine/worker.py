@@ -43,6 +43,7 @@ from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step_meter import CountedExperts, StepMeter, SwitchableMeter
 from octavo.cost.loaded_model import live_rank_model
+from octavo.grammars.trial import TrialProcess
 from octavo.server.engine.generation import EngineFacts, GenerationStats
 from octavo.server.engine.in_flight_record import InFlightRecord, RecordedExecutor
 from octavo.server.engine.wire import (
@@ -57,8 +58,15 @@ from octavo.server.engine.wire import (
 from octavo.server.log_lines import create_formatter
 from octavo.serving.load import LoadedEngine, load_engine
 from octavo.serving.loop import EngineLoop
+from octavo.serving.mask_preparation import MaskPreparation
 from octavo.serving.outputs import Delta
-from octavo.serving.text_engine import OutputSoFar, SampleGroup, TextEngine, metrics_of
+from octavo.serving.text_engine import (
+    OutputSoFar,
+    PreparedMask,
+    SampleGroup,
+    TextEngine,
+    metrics_of,
+)
 from octavo.settings.engine import EngineArgs
 from octavo.system import machine
 from octavo.system.child_process import end_with_parent
@@ -118,6 +126,8 @@ class EngineWorker:
         self._send = send
         self._groups: dict[str, SampleGroup] = {}  # unfinished requests, except the probe
         self._waiting: dict[str, str] = {}  # ids of first samples not computed yet, to requests
+        self._preparation = MaskPreparation()
+        self._preparing: dict[str, Message] = {}  # requests that are not added yet
         self._num_errors_in_a_row = 0
         self._snapshot: EngineSnapshot | None = None  # None while snapshots are off
         self._snapshot_is_scheduled = False
@@ -134,6 +144,8 @@ class EngineWorker:
 
     def run(self) -> None:
         """Step the engine until a ``stop`` message comes."""
+        # Making it later would hold up the streams of others: nothing else runs meanwhile.
+        self._preparation.submit(self._engine.grammars.vocabulary)
         try:
             self._loop.run()
         finally:
@@ -212,12 +224,45 @@ class EngineWorker:
 
     def _add(self, message: Message) -> None:
         request_id: str = message["id"]
-        self._flight_record.write([request_id])
         if "kv" in message and self._peers is not None:
             self._expect(message)
         try:
             params = SamplingParams(**message["params"])
             bad_words = tuple(map(tuple, message["bad_words"]))
+            prepare = partial(self._engine.prepare_mask, params, bad_words, message["ids"])
+            mask = None if self._engine.takes_long_to_prepare(params) else prepare()
+        except ENDINGS:
+            raise
+        except BaseException as error:
+            self._refuse(request_id, error)
+            return
+        if mask is not None:
+            self._add_prepared(message, params, mask)
+            return
+        # What may take a second is not for this thread. Others may overtake the request meanwhile.
+        self._preparing[request_id] = message
+
+        def done(mask: PreparedMask | BaseException) -> None:
+            self._loop.tell(partial(self._end_preparing, message, params, mask))
+
+        self._preparation.submit(prepare, done)
+
+    def _end_preparing(
+        self, message: Message, params: SamplingParams, mask: PreparedMask | BaseException
+    ) -> None:
+        request_id = message["id"]
+        if self._preparing.get(request_id) is not message:
+            return  # it was aborted
+        del self._preparing[request_id]
+        if isinstance(mask, BaseException):
+            self._refuse(request_id, mask)
+        else:
+            self._add_prepared(message, params, mask)
+
+    def _add_prepared(self, message: Message, params: SamplingParams, mask: PreparedMask) -> None:
+        request_id: str = message["id"]
+        self._flight_record.write([request_id])
+        try:
             group = self._engine.add(
                 request_id,
                 None,
@@ -229,20 +274,23 @@ class EngineWorker:
                 weight=message["weight"],
                 isolated=message["isolated"],
                 arrival_time=message["arrival"] + self._clock_lead,
-                prepared_mask=self._engine.prepare_mask(params, bad_words),
+                prepared_mask=mask,
                 resumed=[OutputSoFar(*each) for each in message.get("resumed", ())],
             )
         except ENDINGS:
             raise
         except BaseException as error:
-            if not isinstance(error, OctavoError):
-                _log.exception("request %s could not be added", request_id)
-            self._send({"ev": "refused", "id": request_id, **error_to_message(error)})
+            self._refuse(request_id, error)
             return
         self._groups[request_id] = group
         if message.get("hands_over"):
             self._to_hand_over.add(request_id)
         self._waiting[group.samples[0].request.request_id] = request_id
+
+    def _refuse(self, request_id: str, error: BaseException) -> None:
+        if not isinstance(error, OctavoError):
+            _log.error("request %s could not be added", request_id, exc_info=error)
+        self._send({"ev": "refused", "id": request_id, **error_to_message(error)})
 
     def _expect(self, message: Message) -> None:
         """Wait, when its turn comes, for the KV of a prompt that another replica has computed."""
@@ -277,6 +325,7 @@ class EngineWorker:
                 self._send({**message, "record": self._record()})
 
     def _abort(self, request_id: str) -> None:
+        self._preparing.pop(request_id, None)
         group = self._groups.pop(request_id, None)
         if group is not None and self._engine.abort(request_id):
             self._waiting.pop(group.samples[0].request.request_id, None)
@@ -458,6 +507,8 @@ def serve(connection: Connection, record: InFlightRecord, own_host: str = "") ->
         *(loaded.text_engine, record, meter, send, loaded.peers, links), clock_lead=clock_lead
     )
     loaded.ranks.when_one_ends(worker.end)
+    if hasattr(os, "fork"):
+        loaded.text_engine.grammars.trial = TrialProcess()
     made.set_result(worker)
     gc.collect()
     gc.freeze()  # the model is for ever: no collection has to look at it again

@@ -405,6 +405,12 @@ FAMILIES = (
         "reason",
         vllm="=",
     ),
+    _counter("tool_calls", "Tool calls in answers, by the format of the model.", "format"),
+    _counter(
+        "malformed_tool_calls",
+        "Texts in answers that were to be tool calls and are none, by what is wrong.",
+        "reason",
+    ),
     _counter("ignored_fields", "Request fields without effect here, which were dropped."),
     _counter(
         "corrupted_requests",

@@ -142,6 +142,11 @@ class Metrics(EngineObserver):
     def on_ignored_fields(self, names: Sequence[str]) -> None:
         self._series("ignored_fields").inc(len(names))
 
+    def on_tool_calls(self, format_name: str, num_calls: int, malformed: Sequence[str]) -> None:
+        self._series("tool_calls", format_name).inc(num_calls)
+        for reason in malformed:
+            self._series("malformed_tool_calls", reason).inc()
+
     def on_tokens(self, generation: Generation, num_tokens: int, gap: float | None) -> None:
         self._generation_tokens.inc(num_tokens)
         if gap is not None:

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from hash_model import expected_tokens
 
-from octavo.base.errors import EngineError, QueueFullError
+from octavo.base.errors import ConstraintError, EngineError, QueueFullError
 from octavo.core import engine_snapshot
 from octavo.core.executor import FailedStep
 from octavo.core.sampling_params import SamplingParams
@@ -22,8 +23,9 @@ from octavo.core.step_meter import SwitchableMeter
 from octavo.executor.faulty import FaultyExecutor
 from octavo.server.engine import worker
 from octavo.server.engine.in_flight_record import InFlightRecord, RecordedExecutor
-from octavo.server.engine.wire import encode_message
+from octavo.server.engine.wire import encode_message, error_from_message
 from octavo.server.engine.worker import EngineWorker
+from octavo.serving.text_engine import PreparedMask
 from octavo.settings.engine import EngineArgs
 
 RAISE = 96  # prompts with this token end with an error
@@ -189,9 +191,9 @@ def test_bad_words_come_as_tokens(server, monkeypatch):
     """To tokenize them takes long, and here it would be at the cost of all."""
     monkeypatch.setattr(type(server.engine.tokenizer), "encode", lambda *_, **__: 1 / 0)
     prepare, given = server.engine.prepare_mask, []
-    server.engine.prepare_mask = lambda params, words: (
+    server.engine.prepare_mask = lambda params, words, ids: (
         given.append(words),
-        prepare(params, words),
+        prepare(params, words, ids),
     )[1]
     params = {"max_tokens": 3, "ignore_eos": True, "bad_words": ["x"]}
     server.add("a", [1], params=params, bad_words=[[5], [7, 8]])
@@ -359,3 +361,80 @@ def test_an_engine_ends_with_its_server_even_while_it_loads():
         assert process.stdout.readline() == b"loading\n"
     with process:
         assert process.wait(30) == 0
+
+
+class SlowMasks:
+    """Masks of constraints that are ready when they are asked to be."""
+
+    def __init__(self, engine):
+        self.is_ready = threading.Event()
+        self.is_asked = threading.Event()
+        self.threads, self.error = set(), None
+        self.plainly = engine.prepare_mask
+        engine.prepare_mask = self.prepare_mask
+
+    def prepare_mask(self, params, bad_words=None):
+        if params.structured_outputs is not None:
+            self.threads.add(threading.get_ident())
+            self.is_asked.set()
+            self.is_ready.wait()
+            if self.error is not None:
+                raise self.error
+            return PreparedMask(None)
+        return self.plainly(params, bad_words)
+
+
+CONSTRAINED = {"max_tokens": 3, "ignore_eos": True, "structured_outputs": {"regex": "a"}}
+
+
+def test_a_constraint_is_compiled_beside_the_engine_and_others_go_on(server):
+    masks, order, end = SlowMasks(server.engine), [], server._end
+
+    def note(request_id):
+        order.append(request_id)
+        masks.is_ready.set()
+        end(request_id)
+
+    server._end = note
+    server.add("a", [1, 2], params=CONSTRAINED)
+    server.add("b", [3])
+    server.run()
+    assert order == ["b", "a"]
+    assert server.tokens["a"] == expected_tokens([1, 2], 3, 97)
+    assert threading.get_ident() not in masks.threads
+
+
+def test_a_request_may_be_aborted_while_its_constraint_is_compiled(server):
+    masks = SlowMasks(server.engine)
+    server.add("a", [1, 2], params=CONSTRAINED)
+    server.awaited.discard("a")
+    server.loop.receive({"op": "abort", "id": "a"})
+    server.add("a", [5], params=CONSTRAINED)  # the same name, and another request
+    server.add("b", [3])
+    masks.is_ready.set()
+    server.run()
+    assert server.tokens["a"] == expected_tokens([5], 3, 97)
+    assert not server.refused
+
+
+def test_a_constraint_that_cannot_be_is_refused_as_such(server):
+    masks = SlowMasks(server.engine)
+    masks.error = ConstraintError("is none", "structured_outputs.json", "unsatisfiable")
+    masks.is_ready.set()
+    server.add("a", [1, 2], params=CONSTRAINED)
+    server.add("b", [3])
+    server.run()
+    assert set(server.tokens) == {"b"}
+    error = error_from_message(server.refused["a"])
+    assert isinstance(error, ConstraintError)
+    assert str(error) == "structured_outputs.json: is none"
+    assert (error.field, error.reason) == ("structured_outputs.json", "unsatisfiable")
+
+
+def test_the_end_does_not_wait_for_constraints(server):
+    masks = SlowMasks(server.engine)
+    server.loop.receive({"op": "stop"})
+    server.add("a", [1, 2], params=CONSTRAINED)
+    server.run()
+    masks.is_ready.set()
+    assert not server.tokens

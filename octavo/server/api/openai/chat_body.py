@@ -51,7 +51,13 @@ TextParts = TypeAliasType(
 
 class FunctionCall(Body):
     name: str = Field(max_length=256)
-    arguments: str | None = Field(None, description="a JSON object, as text")
+    arguments: (
+        Annotated[
+            Annotated[str, Tag("text")] | Annotated[Object, Tag("object")],
+            Discriminator(lambda value: "object" if isinstance(value, dict) else "text"),
+        ]
+        | None
+    ) = Field(None, description="a JSON object, or the text of one")
 
 
 class ToolCall(Body):
@@ -93,7 +99,9 @@ class FunctionTool(Body):
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
     parameters: Object | None = Field(None, description="a JSON schema")
-    strict: Annotated[Unsupported, NoEffect] = None
+    strict: bool | None = Field(
+        None, description="false for all tools leaves calls that need not be made to the model"
+    )
 
 
 class Tool(Body):
@@ -104,10 +112,15 @@ class Tool(Body):
 class ChatCompletionRequest(GenerationFields):
     """A conversation to be continued.
 
-    Tools are shown to the model through its chat template; a call comes back as the text that the
-    model wrote. With ``tool_choice`` "none" they are not shown.
+    Tools are shown to the model through its chat template, and its calls come back as
+    ``tool_calls``. With ``tool_choice`` "none" they are not shown.
     """
 
+    synonyms = {
+        **GenerationFields.synonyms,
+        "thinking_budget": "thinking_token_budget",
+        "thinking_budget_tokens": "thinking_token_budget",  # llama.cpp's
+    }
     refused = frozenset({"best_of", "prompt", "inputs"})
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
@@ -119,17 +132,28 @@ class ChatCompletionRequest(GenerationFields):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="needs logprobs")
 
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Annotated[Any, Only(("none", "auto"))] = None
-    parallel_tool_calls: bool | None = Field(None, description="calls come back as text")
+    tool_choice: (
+        Annotated[
+            Annotated[str, Tag("mode")] | Annotated[Object, Tag("object")],
+            Discriminator(lambda value: "object" if isinstance(value, dict) else "mode"),
+        ]
+        | None
+    ) = Field(None, description="none, auto, required, a function, or allowed_tools (auto)")
+    parallel_tool_calls: bool | None = Field(None, description="several calls at once (yes)")
     documents: Annotated[list[Object], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
-    reasoning_effort: Label | None = Field(None, description="if the chat template knows it")
+    reasoning_effort: Label | None = Field(
+        None, description="none is not to think; as far as the chat template knows it"
+    )
+    include_reasoning: bool | None = Field(None, description="false leaves thoughts out (yes)")
+    separate_reasoning: bool | None = Field(
+        None, description="false leaves thoughts in the content, with their tags (yes)"
+    )
     chat_template: str | None = Field(None, description="if the server trusts requests with it")
     chat_template_kwargs: Object | None = Field(None, description="for the template")
     add_generation_prompt: bool | None = Field(None, description="begin a new message (yes)")
     continue_final_message: bool | None = Field(None, description="go on with the last (no)")
 
     echo: Unsupported = None
-    include_reasoning: Annotated[Any, Only((True,))] = None
     modalities: Annotated[Any, Only((["text"],))] = None
     verbosity: Annotated[Any, Only(("medium",)), NoEffect] = None
     audio: Unsupported = None
@@ -173,18 +197,38 @@ class ChatLogprobs(AnswerModel):
     refusal: None = None
 
 
+class AnswerFunction(AnswerModel):
+    name: str
+    arguments: str
+
+
+class AnswerToolCall(AnswerModel):
+    id: str
+    type: Literal["function"]
+    function: AnswerFunction
+
+
 class AnswerMessage(AnswerModel):
+    """The parts of an answer. Thoughts are there by two names, for clients of either."""
+
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[AnswerToolCall] | None = None
+
+
+ChatFinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 
 class ChatChoice(AnswerModel):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "abort", "error"]
+    finish_reason: ChatFinishReason
     stop_reason: int | str | None
+    warnings: list[str] | None = None
     token_ids: list[int] | None = None
 
 
@@ -195,17 +239,33 @@ class ChatCompletion(Answer):
     prompt_logprobs: PromptLogprobs | None = None
 
 
+class FunctionDelta(AnswerModel):
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallPiece(AnswerModel):
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class ChatDelta(AnswerModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallPiece] | None = None
 
 
 class ChatChunkChoice(AnswerModel):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "abort", "error"] | None
+    finish_reason: ChatFinishReason | None
     stop_reason: int | str | None = None
+    warnings: list[str] | None = None
     token_ids: list[int] | None = None
 
 

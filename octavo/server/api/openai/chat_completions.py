@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 
 from octavo.base.errors import InvalidRequestError
@@ -13,8 +11,8 @@ from octavo.server.api.openai.chat_body import (
     ChatCompletionChunk,
     ChatCompletionRequest,
 )
-from octavo.server.api.openai.choices import ChoiceWriter, answer
-from octavo.server.api.openai.logprobs import chat_logprobs, prompt_logprobs
+from octavo.server.api.openai.chat_choices import ChatChoiceWriter
+from octavo.server.api.openai.choices import answer
 from octavo.server.api.responses import describe
 from octavo.server.api.sampling import (
     check_stream_fields,
@@ -27,7 +25,7 @@ from octavo.server.api.sampling import (
 from octavo.server.api.server_context import ServerContext
 from octavo.server.http.body import JsonRoute, work_on_body
 from octavo.server.http.context import request_context
-from octavo.serving.outputs import Delta
+from octavo.serving.answer_reader import AnswerReader
 
 
 def create_router(server: ServerContext) -> APIRouter:
@@ -41,15 +39,15 @@ def create_router(server: ServerContext) -> APIRouter:
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
         """Continue a conversation."""
         server.check_model(body.model)
-        job = await _begin(server, body, request)
-        return await answer(server, request, body, job, _ChatChoiceWriter(server, body, job))
+        job, reader = await _begin(server, body, request)
+        return await answer(server, request, body, job, ChatChoiceWriter(server, body, job, reader))
 
     return router
 
 
 async def _begin(
     server: ServerContext, body: ChatCompletionRequest, request: Request
-) -> GenerationJob:
+) -> tuple[GenerationJob, AnswerReader]:
     facts = server.engine.facts
     check_stream_fields(body)
     if body.top_logprobs and not body.logprobs:
@@ -61,8 +59,10 @@ async def _begin(
     prompt = await server.prompts.chat(
         messages,
         tools=tools,
+        tool_choice=body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls,
         documents=body.documents,
-        reasoning_effort=None if body.reasoning_effort == "none" else body.reasoning_effort,
+        reasoning_effort=body.reasoning_effort,
         chat_template=body.chat_template,
         chat_template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=_adds_generation_prompt(body),
@@ -79,7 +79,9 @@ async def _begin(
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
-    return await GenerationJob(server, request, body, [token_ids], params).begin()
+    params = prompt.reader.params(params)
+    job = await GenerationJob(server, request, body, [token_ids], params).begin()
+    return job, prompt.reader
 
 
 def _adds_generation_prompt(body: ChatCompletionRequest) -> bool:
@@ -87,34 +89,3 @@ def _adds_generation_prompt(body: ChatCompletionRequest) -> bool:
     if body.add_generation_prompt is None:
         return not body.continue_final_message
     return body.add_generation_prompt
-
-
-class _ChatChoiceWriter(ChoiceWriter):
-    object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-    id_prefix = "chatcmpl"
-
-    def first(self, index: int) -> dict[str, Any]:
-        delta = {"role": "assistant", "content": ""}
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-    def piece(self, index: int, delta: Delta) -> dict[str, Any]:
-        return {
-            "delta": {"content": delta.text} if delta.text else {},
-            "logprobs": chat_logprobs(delta.logprobs, self._names) if delta.logprobs else None,
-        }
-
-    def message(self, index: int, completion: Delta) -> dict[str, Any]:
-        wants_logprobs = self._job.params.logprobs is not None
-        logprobs = chat_logprobs(completion.logprobs, self._names) if wants_logprobs else None
-        message = {"role": "assistant", "content": completion.text, "refusal": None}
-        return {"message": message, "logprobs": logprobs}
-
-    def about_prompt(self) -> dict[str, Any]:
-        extra: dict[str, Any] = {}
-        (generation,) = self._job.generations
-        if self._fields.return_token_ids:
-            extra["prompt_token_ids"] = generation.request.prompt_token_ids
-        if self._fields.prompt_logprobs is not None:
-            extra["prompt_logprobs"] = prompt_logprobs(generation.prompt_logprobs, self._names)
-        return extra

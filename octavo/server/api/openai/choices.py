@@ -19,10 +19,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo import __version__
-from octavo.server.api.generation_job import GenerationJob, sample_error
+from octavo.server.api.generation_job import MANY_CHARS, GenerationJob, sample_error
 from octavo.server.api.openai.logprobs import TokenNames
 from octavo.server.api.requests import GenerationFields
 from octavo.server.api.server_context import ServerContext
+from octavo.server.http.background import in_background
 from octavo.server.http.context import request_context
 from octavo.server.http.json_text import encode
 from octavo.server.http.sse import EventStream
@@ -32,7 +33,7 @@ from octavo.serving.outputs import Delta
 class ChoiceWriter:
     """Writes the choices of one job's answer. It may remember what it has written of each.
 
-    A subclass writes what only its route has, between a choice's index and its finish_reason.
+    A subclass writes what only its route has, which may be another finish_reason too.
     """
 
     object: ClassVar[str]
@@ -64,12 +65,25 @@ class ChoiceWriter:
         """Return fields of the answer beside its choices."""
         return {}
 
+    def usage(self) -> dict[str, Any]:
+        """Return the ``usage`` object of what has been written so far."""
+        return self._job.usage(counts_output=self.counts_output)
+
+    def shows(self, index: int, delta: Delta) -> bool:
+        """Tell whether new output has something for the client, before its `piece` is made."""
+        return bool(delta.text)
+
+    def finish(self) -> None:
+        """Note what was written, when all of it has been: called on the event loop."""
+
     def next(self, index: int, delta: Delta) -> dict[str, Any] | None:
         """Return the choice object for new output, or None if it has nothing for the client."""
         is_last = delta.finish_reason is not None
-        if not (delta.text or is_last or delta.logprobs or self._fields.return_token_ids):
+        is_shown = self.shows(index, delta)
+        if not (is_shown or is_last or delta.logprobs or self._fields.return_token_ids):
             return None
-        choice = {"index": index, **self.piece(index, delta), "finish_reason": delta.finish_reason}
+        piece = self.piece(index, delta)
+        choice = {"index": index, "finish_reason": delta.finish_reason, **piece}
         if is_last:
             choice["stop_reason"] = delta.stop_reason
         if self._fields.return_token_ids:
@@ -80,8 +94,8 @@ class ChoiceWriter:
         """Return the choice object of an answer that is not streamed."""
         choice = {
             "index": index,
-            **self.message(index, completion),
             "finish_reason": completion.finish_reason,
+            **self.message(index, completion),
             "stop_reason": completion.stop_reason,
         }
         if self._fields.return_token_ids:
@@ -118,6 +132,7 @@ async def answer(
     completions = await job.collect(request)
     _check_success([completion for group in completions for completion in group])
     body = await job.write(completions, writer.names_tokens, _whole, head, job, writer, completions)
+    writer.finish()
     return Response(body, media_type="application/json", headers=job.cache_headers)
 
 
@@ -145,7 +160,7 @@ def _whole(
         **head,
         "choices": choices,
         **writer.about_prompt(),
-        "usage": job.usage(counts_output=writer.counts_output),
+        "usage": writer.usage(),
     }
     return to_json(body | _timings(job)).encode()
 
@@ -172,7 +187,7 @@ async def _chunks(
     ) -> str:
         more = {"choices": choices, **(extra or {})}
         if has_usage:
-            more["usage"] = job.usage(counts_output=writer.counts_output)
+            more["usage"] = writer.usage()
         return f"{prefix},{to_json(more)[1:]}\n\n"
 
     def first_events(prompt: int, to_json: Callable[[Any], str]) -> list[str]:
@@ -191,7 +206,11 @@ async def _chunks(
             events = await job.write((), writer.names_tokens, first_events, prompt)
             begun.add(prompt)
         for delta in deltas:
-            choice = writer.next(prompt * job.params.n + delta.index, delta)
+            index = prompt * job.params.n + delta.index
+            if len(delta.text) > MANY_CHARS:
+                choice = await in_background(writer.next, index, delta)
+            else:
+                choice = writer.next(index, delta)
             extra = {}
             if delta.finish_reason is not None:
                 unfinished -= 1
@@ -202,10 +221,10 @@ async def _chunks(
                 events.append(event([choice], extra))
         if events:
             yield "".join(events).encode()
+    writer.finish()
     _check_success(ends)
     if has_usage_chunk:
-        usage = {"usage": job.usage(counts_output=writer.counts_output)}
-        yield event([], {**usage, **_timings(job)}).encode()
+        yield event([], {"usage": writer.usage(), **_timings(job)}).encode()
 
 
 def _check_only_sample(job: GenerationJob, deltas: list[Delta]) -> None:

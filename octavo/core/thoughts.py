@@ -1,0 +1,151 @@
+"""Thoughts among the tokens of an answer: `ThoughtCount` counts them, `ThoughtBudget` ends them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from octavo.core.token_mask import Bits
+
+
+@dataclass(frozen=True)
+class ThoughtTokens:
+    """The tags of a model's thoughts, and how its tokens are read.
+
+    Args:
+        begin: the text with which a thought begins.
+        ends: texts with which it ends: its own tag, and the openers of tool calls that no thought
+            speaks of.
+        bytes_of: the bytes that a token adds to the text.
+        begins_inside: whether the answer begins within a thought.
+    """
+
+    begin: bytes
+    ends: tuple[bytes, ...]
+    bytes_of: Callable[[int], bytes]
+    begins_inside: bool = False
+
+
+class _Place(NamedTuple):
+    """Where an answer stands after some of its tokens.
+
+    Args:
+        tail: the last bytes since the thought, or what is no thought, began: as many as a tag may
+            have begun in.
+        num_inside: tokens that came within thoughts, their ends included.
+        is_answering: whether there is text that is no thought, or the first thought has ended.
+        num_forced: tokens of the closing text that have come, one behind the other.
+    """
+
+    is_inside: bool
+    tail: bytes = b""
+    num_inside: int = 0
+    is_answering: bool = False
+    num_forced: int = 0
+
+    def after(self, token_id: int, thoughts: ThoughtTokens) -> _Place:
+        tail = self.tail + thoughts.bytes_of(token_id)
+        if self.is_inside:
+            num_inside = self.num_inside + 1
+            found = [(at, end) for end in thoughts.ends if (at := tail.find(end)) >= 0]
+            if not found:
+                longest = max(map(len, thoughts.ends))
+                return _Place(True, tail[-longest:], num_inside, self.is_answering)
+            at, end = min(found)
+            return _Place(False, tail[at + len(end) :], num_inside, True)
+        begin = thoughts.begin
+        if (at := tail.find(begin)) >= 0:
+            return _Place(True, tail[at + len(begin) :], self.num_inside, self.is_answering)
+        is_answering = self.is_answering or not begin.startswith(tail.lstrip())
+        return _Place(False, tail[-len(begin) :], self.num_inside, is_answering)
+
+
+class ThoughtCount:
+    """Counts the tokens of one answer that are thoughts, with the tags that end them."""
+
+    def __init__(self, thoughts: ThoughtTokens):
+        self._thoughts = thoughts
+        self._place = _Place(thoughts.begins_inside)
+
+    @property
+    def num_tokens(self) -> int:
+        return self._place.num_inside
+
+    def add(self, token_ids: Iterable[int]) -> None:
+        """Follow further tokens."""
+        for token_id in token_ids:
+            self._place = self._place.after(token_id, self._thoughts)
+
+
+class ThoughtBudget:
+    """A `TokenMask` that ends the first thought of an answer after so many tokens: none is allowed
+    then but those of the text that closes it. What follows is free.
+
+    Args:
+        closing: the tokens of that text; one of the thought's ends is in it.
+    """
+
+    problem = None
+
+    def __init__(
+        self, thoughts: ThoughtTokens, budget: int, closing: Sequence[int], vocab_size: int
+    ):
+        self._thoughts = thoughts
+        self._budget = budget
+        self._closing = tuple(closing)
+        self._bits = [_only(token_id, vocab_size) for token_id in closing]
+        self._places = [_Place(thoughts.begins_inside)]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._places) - 1
+
+    @property
+    def is_over(self) -> bool:
+        return self._places[-1].is_answering
+
+    def bitmask(self) -> Bits | None:
+        place = self._places[-1]
+        return self._bits[place.num_forced] if self._is_closing(place) else None
+
+    def _is_closing(self, place: _Place) -> bool:
+        if place.is_answering or not place.is_inside or place.num_inside < self._budget:
+            return False
+        return not _splits_a_character(place.tail)
+
+    def advance(self, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            place = self._places[-1]
+            following = place.after(token_id, self._thoughts)
+            if self._is_closing(place) and token_id == self._closing[place.num_forced]:
+                forced = place.num_forced + 1
+                following = following._replace(num_forced=forced % len(self._closing))
+            self._places.append(following)
+
+    def rollback(self, num_tokens: int) -> None:
+        del self._places[len(self._places) - num_tokens :]
+
+    def fork(self) -> ThoughtBudget:
+        other = copy(self)
+        other._places = self._places.copy()
+        return other
+
+
+def _splits_a_character(text: bytes) -> bool:
+    """Tell whether UTF-8 text ends within a character, of which at most three bytes are there."""
+    for length in range(1, min(3, len(text)) + 1):
+        byte = text[-length]
+        if byte >= 0xC0:
+            return length < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4)
+        if byte < 0x80:
+            return False
+    return False
+
+
+def _only(token_id: int, vocab_size: int) -> Bits:
+    bits = array("I", bytes(4 * -(-vocab_size // 32)))
+    bits[token_id >> 5] = 1 << (token_id & 31)
+    return bits

@@ -1,0 +1,199 @@
+"""The process in which constraints are tried, each in a child of its own that has bounds.
+
+    python -m octavo.grammars.trial_process
+
+It reads the vocabulary first, which its children share, and then one question after the other,
+until its input ends. It does nothing with a question but pass it to a child, so that none can harm
+it.
+
+Each message is JSON after its length in four bytes. The first has ``{tokens, special_ids,
+stop_token_ids}``, with tokens as text in Latin-1; then there are ``{number, asked}``, answered in
+any order by ``{number, text, openings, has_rules}``, or by ``{number, error, field, reason}``.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import selectors
+import signal
+import struct
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.base.errors import ConstraintError
+from octavo.core.structured_outputs import StructuredOutputs
+from octavo.grammars.compiler import compile_source
+from octavo.grammars.sources import source_of
+from octavo.grammars.vocabulary import GrammarVocabulary
+
+LENGTH = struct.Struct(">I")
+
+# Of a child: of a processor, by the clock, and of memory that it may write to beside what it
+# shares. Its stack is smaller than that of the thread which compiles afterwards.
+CPU_SECONDS = 1.0
+SECONDS = 1.8
+MAX_BYTES = 256 << 20
+_STACK_BYTES = 4 << 20
+_NICENESS = 10  # the engine goes first
+
+
+@dataclass(slots=True)
+class _Child:
+    number: int
+    pid: int
+    deadline: float
+    answer: bytes = b""
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(os, "nice"):
+        os.nice(_NICENESS)
+    questions, answers = sys.stdin.fileno(), sys.stdout.buffer
+    (size,) = LENGTH.unpack(_read(questions, LENGTH.size))
+    vocabulary = _vocabulary(json.loads(_read(questions, size)))
+    gc.collect()
+    gc.freeze()  # children share the pages of what is not touched
+    _serve(questions, answers, vocabulary)
+    return 0
+
+
+def _vocabulary(message: dict[str, Any]) -> GrammarVocabulary:
+    return GrammarVocabulary(
+        [text.encode("latin-1") for text in message["tokens"]],
+        message["special_ids"],
+        message["stop_token_ids"],
+    )
+
+
+def _read(fd: int, size: int) -> bytes:
+    """Return just so many bytes; ends the process if there are no more."""
+    data = bytearray()
+    while len(data) < size:
+        if not (more := os.read(fd, min(size - len(data), 1 << 20))):
+            raise SystemExit
+        data += more
+    return bytes(data)
+
+
+def _write(stream: Any, message: dict[str, Any]) -> None:
+    body = json.dumps(message).encode()
+    stream.write(LENGTH.pack(len(body)) + body)
+    stream.flush()
+
+
+def _serve(questions: int, answers: Any, vocabulary: GrammarVocabulary) -> None:
+    """Answer questions until there are no more."""
+    received = bytearray()
+    with selectors.DefaultSelector() as selector:
+        selector.register(questions, selectors.EVENT_READ)
+        while True:
+            children = [key for key in selector.get_map().values() if key.data is not None]
+            deadline = min((key.data.deadline for key in children), default=None)
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            for key, _ in selector.select(left):
+                data = os.read(key.fd, 1 << 16)
+                if key.data is None:
+                    if not data:
+                        return
+                    received += data
+                    for question in _cut(received):
+                        fd, child = _start(question, vocabulary)
+                        selector.register(fd, selectors.EVENT_READ, child)
+                elif data:
+                    key.data.answer += data
+                else:
+                    _finish(selector, key, answers, is_late=False)
+            for key in children:
+                is_here = key.fd in selector.get_map() and selector.get_key(key.fd) is key
+                if is_here and time.monotonic() >= key.data.deadline:
+                    os.kill(key.data.pid, signal.SIGKILL)
+                    _finish(selector, key, answers, is_late=True)
+
+
+def _cut(received: bytearray) -> list[dict[str, Any]]:
+    """Return the whole messages that have come, and remove them."""
+    messages = []
+    while len(received) >= LENGTH.size:
+        end = LENGTH.size + LENGTH.unpack_from(received)[0]
+        if len(received) < end:
+            break
+        messages.append(json.loads(bytes(received[LENGTH.size : end])))
+        del received[:end]
+    return messages
+
+
+def _finish(selector: Any, key: Any, answers: Any, *, is_late: bool) -> None:
+    child: _Child = key.data
+    selector.unregister(key.fd)
+    os.close(key.fd)
+    _, status = os.waitpid(child.pid, 0)
+    if not is_late and status == 0 and child.answer:
+        answer = json.loads(child.answer)
+    else:
+        answer = {"error": _cause(status, is_late=is_late), "reason": "too_complex", "field": None}
+    _write(answers, {"number": child.number, **answer})
+
+
+def _cause(status: int, *, is_late: bool) -> str:
+    if is_late or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF):
+        return f"is too complex: compiling it takes more than {CPU_SECONDS:g} s"
+    return (
+        f"is too complex: compiling it takes more than {MAX_BYTES >> 20} MiB, or too deep a stack"
+    )
+
+
+def _start(question: dict[str, Any], vocabulary: GrammarVocabulary) -> tuple[int, _Child]:
+    """Start the child that answers a question; returns where its answer can be read."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            os.close(reading)
+            _bound()
+            threading.stack_size(_STACK_BYTES)
+            thread = threading.Thread(target=_answer, args=(question, vocabulary, writing))
+            thread.start()
+            thread.join()
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writing)
+    return reading, _Child(question["number"], pid, time.monotonic() + SECONDS)
+
+
+def _bound() -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with open("/proc/self/statm", "rb") as file:  # noqa: PTH123
+        written = int(file.read().split()[5]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_DATA, (written + MAX_BYTES, written + MAX_BYTES))
+    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # SIGPROF ends the process
+
+
+def _answer(question: dict[str, Any], vocabulary: GrammarVocabulary, writing: int) -> None:
+    try:
+        asked = StructuredOutputs.of(question["asked"])
+        source = source_of(asked, vocabulary.special_ids, vocabulary.stop_token_ids)
+        compile_source(source, asked, vocabulary)
+        answer: dict[str, Any] = {
+            "text": source.text,
+            "openings": source.openings,
+            "has_rules": source.has_rules,
+        }
+    except ConstraintError as error:
+        answer = {"error": str(error), "field": error.field, "reason": error.reason}
+    data = json.dumps(answer).encode()
+    while data:
+        data = data[os.write(writing, data) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""`ChatChoiceWriter`, which writes answers of chats: their thoughts, content and tool calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from octavo.chat_formats.messages import MessageDelta, ParsedMessage, ToolCall, ToolCallDelta
+from octavo.server.api.generation_job import GenerationJob
+from octavo.server.api.openai.chat_body import ChatCompletionRequest
+from octavo.server.api.openai.choices import ChoiceWriter
+from octavo.server.api.openai.logprobs import chat_logprobs, prompt_logprobs
+from octavo.server.api.server_context import ServerContext
+from octavo.serving.answer_reader import AnswerReader
+from octavo.serving.outputs import Delta
+
+
+class ChatChoiceWriter(ChoiceWriter):
+    """Writes the choices of one chat.
+
+    Args:
+        reader: of the answers to its prompt.
+    """
+
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+    id_prefix = "chatcmpl"
+
+    def __init__(
+        self,
+        server: ServerContext,
+        fields: ChatCompletionRequest,
+        job: GenerationJob,
+        reader: AnswerReader,
+    ):
+        super().__init__(server, fields, job)
+        self._server, self._reader = server, reader
+        self._shows_thoughts = fields.include_reasoning is not False
+        self._merges_thoughts = fields.separate_reasoning is False
+        self._parsings: dict[int, _Parsing] = {}
+        self._parsed = MessageDelta()  # by ``shows``, of the delta that is to be written next
+
+    def usage(self) -> dict[str, Any]:
+        usage = super().usage()
+        if self._reader.thoughts is not None:
+            counts = (each.num_thought_tokens for each in self._parsings.values())
+            details = usage.setdefault("completion_tokens_details", {})
+            details["reasoning_tokens"] = sum(counts)
+        return usage
+
+    def first(self, index: int) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def shows(self, index: int, delta: Delta) -> bool:
+        self._parsed = self._shown(self._parse(index, delta), index)
+        return bool(self._parsed)
+
+    def piece(self, index: int, delta: Delta) -> dict[str, Any]:
+        parsed = self._parsed
+        shown: dict[str, Any] = {}
+        if parsed.reasoning:
+            shown |= {"reasoning_content": parsed.reasoning, "reasoning": parsed.reasoning}
+        if parsed.content:
+            shown["content"] = parsed.content
+        if parsed.tool_calls:
+            shown["tool_calls"] = [_piece_of_call(call) for call in parsed.tool_calls]
+        return {
+            "delta": shown,
+            "logprobs": chat_logprobs(delta.logprobs, self._names) if delta.logprobs else None,
+            **self._end(index, delta),
+        }
+
+    def message(self, index: int, completion: Delta) -> dict[str, Any]:
+        wants_logprobs = self._job.params.logprobs is not None
+        logprobs = chat_logprobs(completion.logprobs, self._names) if wants_logprobs else None
+        parsed = ParsedMessage()
+        parsed.add(self._shown(self._parse(index, completion), index))
+        has_parts = parsed.tool_calls or parsed.reasoning
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": parsed.content or (None if has_parts else ""),
+            "refusal": None,
+        }
+        if parsed.reasoning:
+            message |= {"reasoning_content": parsed.reasoning, "reasoning": parsed.reasoning}
+        if parsed.tool_calls:
+            message["tool_calls"] = [_call(call) for call in parsed.tool_calls]
+        return {"message": message, "logprobs": logprobs, **self._end(index, completion)}
+
+    def about_prompt(self) -> dict[str, Any]:
+        extra: dict[str, Any] = {}
+        (generation,) = self._job.generations
+        if self._fields.return_token_ids:
+            extra["prompt_token_ids"] = generation.request.prompt_token_ids
+        if self._fields.prompt_logprobs is not None:
+            extra["prompt_logprobs"] = prompt_logprobs(generation.prompt_logprobs, self._names)
+        return extra
+
+    def finish(self) -> None:
+        for parsing in self._parsings.values():
+            if parsing.num_calls or parsing.malformed:
+                self._server.observer.on_tool_calls(
+                    self._reader.format.name, parsing.num_calls, parsing.malformed
+                )
+
+    def _parse(self, index: int, delta: Delta) -> MessageDelta:
+        if index not in self._parsings:
+            self._parsings[index] = _Parsing(self._reader)
+        return self._parsings[index].take(delta)
+
+    def _shown(self, delta: MessageDelta, index: int) -> MessageDelta:
+        """Return what a request wants to see of new output."""
+        if self._merges_thoughts and self._reader.format.thoughts is not None:
+            begin, end = self._reader.format.thoughts
+            return self._parsings[index].merged(delta, begin, end)
+        return delta if self._shows_thoughts else MessageDelta("", delta.content, delta.tool_calls)
+
+    def _end(self, index: int, delta: Delta) -> dict[str, Any]:
+        """Return the finish_reason, if tools are called, and warnings, with the last delta."""
+        if delta.finish_reason is None:
+            return {}
+        parsing = self._parsings[index]
+        end: dict[str, Any] = {}
+        if parsing.num_calls and delta.finish_reason == "stop":
+            end["finish_reason"] = "tool_calls"
+        if parsing.warnings:
+            end["warnings"] = parsing.warnings
+        return end
+
+
+class _Parsing:
+    """One answer that is parsed, and what is known of it so far."""
+
+    def __init__(self, reader: AnswerReader):
+        self._parser = reader.parser()
+        self._count = reader.thought_count()
+        self.num_calls = 0
+        self._is_merging = False  # within a thought that is shown as content
+
+    def take(self, delta: Delta) -> MessageDelta:
+        """Parse a delta."""
+        if self._count is not None:
+            self._count.add(delta.token_ids)
+        parsed = self._parser.push(delta.text)
+        if delta.finish_reason is not None:
+            rest = self._parser.finish()
+            parsed.reasoning += rest.reasoning
+            parsed.content += rest.content
+            parsed.tool_calls += rest.tool_calls
+        self.num_calls += sum(1 for call in parsed.tool_calls if call.id)
+        return parsed
+
+    def merged(self, delta: MessageDelta, begin: str, end: str) -> MessageDelta:
+        """Return a delta with its thought as content, between these tags."""
+        text = ""
+        if delta.reasoning:
+            text, self._is_merging = ("" if self._is_merging else begin) + delta.reasoning, True
+        if self._is_merging and (delta.content or delta.tool_calls):
+            text, self._is_merging = text + end, False
+        return MessageDelta("", text + delta.content, delta.tool_calls)
+
+    @property
+    def num_thought_tokens(self) -> int:
+        return 0 if self._count is None else self._count.num_tokens
+
+    @property
+    def warnings(self) -> list[str]:
+        return self._parser.warnings
+
+    @property
+    def malformed(self) -> list[str]:
+        return self._parser.malformed
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _piece_of_call(call: ToolCallDelta) -> dict[str, Any]:
+    if not call.id:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}

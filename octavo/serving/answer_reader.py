@@ -1,0 +1,158 @@
+"""`AnswerReader`: how the answer to a conversation is constrained, and read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from octavo.base.errors import InvalidRequestError
+from octavo.chat_formats.chat_format import ChatFormat
+from octavo.chat_formats.messages import MessageDelta
+from octavo.chat_formats.output_parser import OutputParser
+from octavo.chat_formats.tools import Tool, ToolChoice, tools_of
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.structured_outputs import StructuredOutputs
+from octavo.core.thoughts import ThoughtCount, ThoughtTokens
+
+
+@dataclass(frozen=True)
+class AskedTools:
+    """The tools of a request, and what it says about calls of them.
+
+    Args:
+        parallel: whether an answer may have several calls.
+        are_kept_valid: whether a grammar keeps calls valid, from where the model begins one. It
+            does unless every tool says that it is not ``strict``, and the model may do without.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    choice: ToolChoice = ToolChoice("none")
+    parallel: bool = True
+    are_kept_valid: bool = True
+
+    @classmethod
+    def of(
+        cls, tools: Iterable[Any] | None, choice: Any = None, *, parallel: bool | None = None
+    ) -> AskedTools:
+        """Make it of OpenAI's fields: ``tools``, ``tool_choice``, ``parallel_tool_calls``.
+
+        Raises:
+            InvalidRequestError: one of them is wrong; its place is named.
+        """
+        given = list(tools or ())
+        known = tools_of(given)
+        chosen = ToolChoice.of(choice, known)
+        if chosen.mode == "none":
+            return cls()
+        are_kept_valid = not given or not all(map(_is_free, given))
+        return cls(known, chosen, parallel is not False, are_kept_valid)
+
+
+def _is_free(tool: Any) -> bool:
+    """Tell whether a tool says that its calls need not be valid."""
+    return not isinstance(tool, Tool) and tool.get("function", tool).get("strict") is False
+
+
+class PlainParser:
+    """Reads answers in which there is nothing but content, as `OutputParser` reads others."""
+
+    is_reasoning = False
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self.malformed: list[str] = []
+
+    def push(self, text: str) -> MessageDelta:
+        """Return the text as content."""
+        return MessageDelta(content=text)
+
+    def finish(self) -> MessageDelta:
+        """Return nothing: nothing is held back."""
+        return MessageDelta()
+
+
+@dataclass(frozen=True)
+class AnswerReader:
+    """Reads the answers to one prompt, in the format of the template that made it.
+
+    Args:
+        begins_in_thought: the prompt ends within a thought.
+        thoughts: the tags of the model's thoughts, for counting tokens; None if it has none.
+    """
+
+    format: ChatFormat
+    asked: AskedTools
+    begins_in_thought: bool = False
+    thoughts: ThoughtTokens | None = None
+
+    @property
+    def finds_parts(self) -> bool:
+        """True if answers may have thoughts or calls beside their content."""
+        return bool(self.asked.tools) or self.thoughts is not None
+
+    @property
+    def _keeps_calls_valid(self) -> bool:
+        asked = self.asked
+        return bool(asked.tools) and (asked.are_kept_valid or asked.choice.mode == "required")
+
+    def params(self, params: SamplingParams) -> SamplingParams:
+        """Return the parameters with which the answer is generated so that it can be read, and has
+        the calls that are asked for.
+
+        Where it may have parts, special tokens become text: some are the tags of parts.
+
+        Raises:
+            InvalidRequestError: a constraint of the content excludes the calls.
+        """
+        changes: dict[str, Any] = {}
+        if self.finds_parts:
+            changes["skip_special_tokens"] = False
+        constraint = self._constraint(params.structured_outputs)
+        if constraint != params.structured_outputs:
+            changes["structured_outputs"] = constraint
+        return params.with_changes(**changes) if changes else params
+
+    def parser(self) -> OutputParser | PlainParser:
+        """Make the parser of one answer."""
+        if not self.finds_parts:
+            return PlainParser()
+        return self.format.parser(
+            self.asked.tools,
+            begins_in_thought=self.begins_in_thought,
+            is_constrained=self._keeps_calls_valid,
+        )
+
+    def thought_count(self) -> ThoughtCount | None:
+        """Make the counter of one answer's thoughts; None if the model has none."""
+        return None if self.thoughts is None else ThoughtCount(self.thoughts)
+
+    def _constraint(self, asked: Any) -> StructuredOutputs | None:
+        content = None if asked is None else StructuredOutputs.of(asked)
+        if not self._keeps_calls_valid and (content is None or not self.asked.tools):
+            return None if content is None else self._after_thought(content)
+        schema = None
+        if content is not None and self.asked.choice.mode != "required":
+            kind, text = content.constraint
+            if kind != "json":
+                raise InvalidRequestError(
+                    f"{kind!r} leaves no room for calls: give no tools, or ask for JSON",
+                    "structured_outputs",
+                )
+            schema = json.loads(text)
+        return self.format.constraint(
+            self.asked.tools,
+            self.asked.choice,
+            parallel=self.asked.parallel,
+            begins_in_thought=self.begins_in_thought,
+            content=schema,
+        )
+
+    def _after_thought(self, content: StructuredOutputs) -> StructuredOutputs:
+        """Return the constraint of what comes after the thought, if there is one."""
+        tags = self.format.thoughts
+        if tags is None or content.begins_after is not None:
+            return content
+        begin = None if self.begins_in_thought else tags.begin
+        return replace(content, begins_after=tags.end, begins_with=begin)
