@@ -122,6 +122,7 @@ def _functions(module: ModuleType, path: Path) -> list[Callable[..., Any]]:
             value
             for name, value in vars(module).items()
             if inspect.isfunction(value)
+            and value.__name__ == name
             and value.__module__ == module.__name__
             and not name.startswith("_")
         ]

@@ -17,6 +17,7 @@ from octavo.agents.toolbox import Toolbox, ToolResult
 from octavo.base.errors import ChatTemplateError, OctavoError
 from octavo.chat_formats.messages import ParsedMessage, ToolCall
 from octavo.cli import chat_input, chat_tools, results, terminal
+from octavo.cli.chat_stream import ChatStream
 from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
 from octavo.cli.flags import add_value
 from octavo.cli.generate import OFTEN, load
@@ -118,7 +119,7 @@ class Conversation:
             hint = did_you_mean([f"/{each}" for each in near(name, [*self.COMMANDS, "exit"])])
             terminal.say(f"no command /{name}{hint or '; /help lists them'}")
         elif message:
-            self.answer(message)
+            self.say(message)
         return True
 
     def completions(self, said: str) -> list[str]:
@@ -128,31 +129,50 @@ class Conversation:
         known = settings if " " in said else commands
         return [each for each in known if said.startswith("/") and each.startswith(said)]
 
-    def answer(self, text: str) -> None:
-        """Stream one answer. What an interrupt leaves of it stays in the conversation."""
+    def say(self, text: str) -> None:
+        """Have a message answered, with calls of tools on the way. What an interrupt leaves of the
+        answer stays in the conversation."""
         self.messages.append({"role": "user", "content": text})
+        end = run_tool_loop(self.messages, self, self.toolbox, max_rounds=self.max_rounds)
+        if end is LoopEnd.TOO_MANY_ROUNDS:
+            terminal.say(f"octavo: {end.value}, {self.max_rounds} in all: say how to go on")
+        if self.messages[-1]["role"] == "user":
+            self.messages.pop()
+
+    # -- the turn of the model, as run_tool_loop asks for it --------------------------------------
+
+    def answer(self, messages: list[dict[str, Any]]) -> ParsedMessage | None:
+        """Stream one answer."""
         self.last = None
-        pieces: list[str] = []
+        answer = ParsedMessage()
         writer = terminal.AnswerWriter()
+        is_interrupted = False
         try:
             with _interrupt_flag() as interrupted:
-                stream = self.llm.stream_chat(self.messages, self.params)
-                for chunk in stream:
-                    pieces.append(chunk.text)
-                    writer.write(chunk.text)
-                    self.last = chunk.output
+                stream = ChatStream(self.llm, messages, self.params, self.toolbox.tools)
+                for delta in stream:
+                    answer.add(delta)
+                    writer.write(delta.content)
+                    self.last = stream.output
                     if interrupted():
+                        is_interrupted = True
                         stream.close()
                         break
                 if self.last is not None and self.last.error is not None:
                     terminal.say(f"octavo: error: {self.last.error}")
         except OctavoError as error:  # of this turn alone: the next one may do better
             terminal.say(f"octavo: error: {error}")
-        if pieces:
-            self.messages.append({"role": "assistant", "content": "".join(pieces)})
-        else:
-            self.messages.pop()
-        writer.end()
+        if answer.content or not answer.tool_calls:
+            writer.end()
+        if is_interrupted:
+            answer.tool_calls.clear()  # the last may be half a call
+        return answer if answer.content or answer.tool_calls else None
+
+    def allows(self, call: ToolCall) -> bool:
+        return self.calls.allows(call)
+
+    def show(self, call: ToolCall, result: ToolResult) -> None:
+        self.calls.show(call, result)
 
     def help(self, _: str) -> None:
         sys.stdout.write(HELP)
