@@ -14,6 +14,7 @@ from octavo.base.errors import ENDINGS, EngineError, InvalidRequestError, Octavo
 from octavo.base.plain_numbers import plain
 from octavo.core.engine import EngineStep
 from octavo.core.sampling_params import RequestOutputKind, SamplingParams
+from octavo.serving.answer_reader import AnswerReader
 from octavo.serving.call_arguments import (
     ChatSettings,
     Conversation,
@@ -28,6 +29,8 @@ from octavo.serving.text_engine import PreparedMask, Prompt, SampleGroup, cache_
 from octavo.settings.engine import EngineArgs
 
 _log = logging.getLogger("octavo")
+
+_Prompt = tuple[str | None, list[int], AnswerReader | None]
 
 
 def AsyncEngineArgs(model: str | None = None, **settings: Any) -> EngineArgs:  # noqa: N802
@@ -176,8 +179,8 @@ class AsyncLLM:
         )
         salt = cache_salt or cache_salt_of(prompt)
 
-        def tokenize() -> tuple[str | None, list[int]]:
-            return self._text_engine.tokenize(prompt)
+        def tokenize() -> _Prompt:
+            return (*self._text_engine.tokenize(prompt), None)
 
         return self._answer(tokenize, sampling_params.clone(), request_id, plain(priority), salt)
 
@@ -193,6 +196,8 @@ class AsyncLLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tool_choice: Any = None,
+        parallel_tool_calls: bool | None = None,
         priority: int = 0,
         cache_salt: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -205,17 +210,19 @@ class AsyncLLM:
             continue_final_message,
             tools,
             chat_template_kwargs,
+            tool_choice,
+            parallel_tool_calls,
         )
 
-        def tokenize() -> tuple[str | None, list[int]]:
-            return settings.prompt(self._text_engine.tokenizer, messages)
+        def tokenize() -> _Prompt:
+            return settings.prompt(self._text_engine.chat_templates, messages)
 
         params = sampling_params.clone()
         return self._answer(tokenize, params, request_id, plain(priority), cache_salt)
 
     async def _answer(
         self,
-        tokenize: Callable[[], tuple[str | None, list[int]]],
+        tokenize: Callable[[], _Prompt],
         params: SamplingParams,
         request_id: str,
         priority: int,
@@ -230,13 +237,15 @@ class AsyncLLM:
             if self._closed:  # checked only now: closing it fails the mailboxes that are registered
                 raise EngineError("the engine was shut down")
             # Tokenizing a long prompt takes its time: not on the event loop, nor between steps.
-            text, ids, mask = await asyncio.to_thread(self._encode, tokenize, params)
+            (text, ids, reader), params, mask = await asyncio.to_thread(
+                self._encode, tokenize, params
+            )
             self._engine_loop.tell(
                 lambda: self._add(mailbox, text, ids, mask, params, priority, cache_salt)
             )
             deltas = await mailbox.read()
             assert mailbox.group is not None  # it was added before its first delta came
-            builder = OutputBuilder(mailbox.group, self._text_engine.tokenizer)
+            builder = OutputBuilder(mailbox.group, self._text_engine.tokenizer, reader)
             while True:
                 for delta in deltas:
                     builder.take(delta)
@@ -263,11 +272,15 @@ class AsyncLLM:
         self._thread.join()
 
     def _encode(
-        self, tokenize: Callable[[], tuple[str | None, list[int]]], params: SamplingParams
-    ) -> tuple[str | None, list[int], PreparedMask]:
+        self, tokenize: Callable[[], _Prompt], params: SamplingParams
+    ) -> tuple[_Prompt, SamplingParams, PreparedMask]:
         """Tokenize the prompt, and make the mask; in a thread of its own."""
         try:
-            return *tokenize(), self._text_engine.prepare_mask(params)
+            prompt = _, token_ids, reader = tokenize()
+            if reader is not None:
+                params = reader.params(params)
+            mask = self._text_engine.prepare_mask(params, prompt_token_ids=token_ids)
+            return prompt, params, mask
         except (OctavoError, *ENDINGS):
             raise
         except BaseException as error:

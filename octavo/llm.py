@@ -12,6 +12,7 @@ from octavo.base.errors import InvalidRequestError, QueueFullError, RequestError
 from octavo.base.plain_numbers import plain, plain_list
 from octavo.core.engine import EngineStep
 from octavo.core.sampling_params import SamplingParams
+from octavo.serving.answer_reader import AnswerReader
 from octavo.serving.call_arguments import (
     ChatSettings,
     Conversation,
@@ -166,6 +167,9 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
+        *,
+        tool_choice: Any = None,
+        parallel_tool_calls: bool | None = None,
     ) -> list[RequestOutput]:
         """Answer a conversation, or several, through the model's chat template.
 
@@ -178,7 +182,12 @@ class LLM:
             add_generation_prompt: end with the header of the assistant's next message.
             continue_final_message: end inside the last message, for the model to go on with it;
                 then ``add_generation_prompt`` must be False.
-            tools: JSON schemas of functions that the model may call.
+            tools: functions that the model may call, as OpenAI's API has them. Calls are in
+                ``tool_calls`` of a completion, thoughts in ``reasoning``, the rest in ``content``;
+                its ``text`` is what the model wrote, with the tags of these.
+            tool_choice: "auto" (the default with tools), "required", "none", or a function:
+                ``{"type": "function", "function": {"name": …}}``.
+            parallel_tool_calls: whether an answer may have several calls (yes).
             chat_template_kwargs: further variables of the template, such as ``enable_thinking``.
             lora_request, tokenization_kwargs, mm_processor_kwargs: as in ``generate``.
         """
@@ -197,10 +206,12 @@ class LLM:
             continue_final_message,
             tools,
             chat_template_kwargs,
+            tool_choice,
+            parallel_tool_calls,
         )
 
         def tokenize(index: int) -> _Prompt:
-            return _Prompt(*template.prompt(self.get_tokenizer(), conversations[index]))
+            return self._chat_prompt(template, conversations[index])
 
         params = _as_params(sampling_params, len(conversations), self.default_sampling_params)
         return self._run(tokenize, params, use_tqdm, [0] * len(conversations))
@@ -232,6 +243,8 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tool_choice: Any = None,
+        parallel_tool_calls: bool | None = None,
     ) -> AnswerStream:
         """Answer one conversation, and yield the answer piece by piece; see ``chat`` and
         ``stream``."""
@@ -242,9 +255,10 @@ class LLM:
             continue_final_message,
             tools,
             chat_template_kwargs,
+            tool_choice,
+            parallel_tool_calls,
         )
-        prompt = _Prompt(*template.prompt(self.get_tokenizer(), messages))
-        return self._stream(prompt, sampling_params)
+        return self._stream(self._chat_prompt(template, messages), sampling_params)
 
     def close(self) -> None:
         """Abort all requests, of other threads too, and release the model. May be repeated.
@@ -299,10 +313,17 @@ class LLM:
         salt = cache_salt_of(prompt)
         return _Prompt(*self._text_engine.tokenize(prompt, parse_special=parse_special), salt)
 
+    def _chat_prompt(self, template: ChatSettings, messages: Conversation) -> _Prompt:
+        prompt = template.prompt(self._text_engine.chat_templates, messages)
+        return _Prompt(prompt.text, prompt.token_ids, reader=prompt.reader)
+
     def _pending_prompt(
         self, request_id: str, prompt: _Prompt, params: SamplingParams
     ) -> _PendingPrompt:
-        return _PendingPrompt(request_id, prompt, params, self._text_engine.prepare_mask(params))
+        if prompt.reader is not None:
+            params = prompt.reader.params(params)
+        mask = self._text_engine.prepare_mask(params, prompt_token_ids=prompt.token_ids)
+        return _PendingPrompt(request_id, prompt, params, mask)
 
     def _add_all(
         self,
@@ -377,7 +398,7 @@ class LLM:
             return AnswerStream(
                 self._shared_loop,
                 inbox,
-                OutputBuilder(groups[0], self.get_tokenizer()),
+                OutputBuilder(groups[0], self.get_tokenizer(), prompt.reader),
                 partial(self._shared_loop.ask, partial(self._forget, request_id)),
                 partial(self._engine_loop.tell, partial(self._forget, request_id)),
             )
@@ -390,6 +411,7 @@ class _Prompt(NamedTuple):
     text: str | None
     token_ids: list[int]
     cache_salt: str = ""
+    reader: AnswerReader | None = None  # of a chat
 
 
 class _PendingPrompt(NamedTuple):
@@ -415,7 +437,7 @@ class _Call:
         self._bar = bar
 
     def open(self, pending: _PendingPrompt, group: SampleGroup) -> None:
-        builder = OutputBuilder(group, self._tokenizer)
+        builder = OutputBuilder(group, self._tokenizer, pending.prompt.reader)
         self.builders[pending.place] = self._by_id[group.request_id] = builder
 
     def refuse(self, pending: _PendingPrompt, error: RequestError) -> None:

@@ -27,8 +27,8 @@ Else answer in plain text. Results of tools come in the next message."""
 class GenericJSON(ChatFormat):
     """``{"tool_calls": [{"name": …, "arguments": {…}}, …]}`` instead of any other answer.
 
-    The template is given no tools: `prompt` writes them, earlier calls and their results into
-    messages.
+    A template that knows no tools is given none: `prompt` writes them, earlier calls and their
+    results into messages. One that does, in a way of its own, writes them itself.
     """
 
     name = "generic-json"
@@ -42,6 +42,8 @@ class GenericJSON(ChatFormat):
     def prompt(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
     ) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]] | None]:
+        if self.template.has("tools"):
+            return super().prompt(messages, tools)
         written = [_plain_message(message) for message in messages]
         if not tools:
             return written, None

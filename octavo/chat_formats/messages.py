@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 
 @dataclass(slots=True)
@@ -42,6 +43,16 @@ class ToolCall:
     arguments: str
 
 
+class MessageExtent(NamedTuple):
+    """The length of a message at some moment: characters, calls, and characters of the arguments
+    of the last one."""
+
+    reasoning: int = 0
+    content: int = 0
+    calls: int = 0
+    arguments: int = 0
+
+
 @dataclass(slots=True)
 class ParsedMessage:
     """The parts of one answer.
@@ -67,3 +78,23 @@ class ParsedMessage:
                 self.tool_calls.append(ToolCall(piece.id, piece.name, piece.arguments))
             else:
                 self.tool_calls[piece.index].arguments += piece.arguments
+
+    @property
+    def extent(self) -> MessageExtent:
+        """The length so far."""
+        calls = self.tool_calls
+        return MessageExtent(
+            len(self.reasoning or ""),
+            len(self.content or ""),
+            len(calls),
+            len(calls[-1].arguments) if calls else 0,
+        )
+
+    def up_to(self, extent: MessageExtent) -> ParsedMessage:
+        """Return a copy of the message as it was when it had this extent."""
+        calls = [replace(call) for call in self.tool_calls[: extent.calls]]
+        if calls:
+            calls[-1].arguments = calls[-1].arguments[: extent.arguments]
+        reasoning = (self.reasoning or "")[: extent.reasoning]
+        content = (self.content or "")[: extent.content]
+        return ParsedMessage(reasoning or None, content or None, calls, self.warnings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from octavo.base.errors import InvalidRequestError
 from octavo.chat_formats.chat_format import ChatFormat
@@ -15,6 +15,9 @@ from octavo.chat_formats.tools import Tool, ToolChoice, tools_of
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.core.thoughts import ThoughtCount, ThoughtTokens
+
+if TYPE_CHECKING:
+    from octavo.serving.outputs import Delta
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,20 @@ class PlainParser:
         return MessageDelta()
 
 
+AnswerParser: TypeAlias = OutputParser | PlainParser
+
+
+def read_delta(parser: AnswerParser, delta: Delta) -> MessageDelta:
+    """Return what new output adds to the message; with the last delta, all that was held back."""
+    parsed = parser.push(delta.text)
+    if delta.finish_reason is not None:
+        rest = parser.finish()
+        parsed.reasoning += rest.reasoning
+        parsed.content += rest.content
+        parsed.tool_calls += rest.tool_calls
+    return parsed
+
+
 @dataclass(frozen=True)
 class AnswerReader:
     """Reads the answers to one prompt, in the format of the template that made it.
@@ -114,7 +131,7 @@ class AnswerReader:
             changes["structured_outputs"] = constraint
         return params.with_changes(**changes) if changes else params
 
-    def parser(self) -> OutputParser | PlainParser:
+    def parser(self) -> AnswerParser:
         """Make the parser of one answer."""
         if not self.finds_parts:
             return PlainParser()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from octavo.base.errors import InvalidRequestError
 from octavo.core.sampling_params import RequestOutputKind, SamplingParams
-
-if TYPE_CHECKING:
-    from octavo.text.tokenizer import Tokenizer
+from octavo.serving.answer_reader import AskedTools
+from octavo.serving.chat_templates import ChatTemplates, RenderedChat
 
 Conversation = Sequence[Mapping[str, Any]]
 
@@ -53,24 +52,21 @@ class ChatSettings:
     continue_final_message: bool = False
     tools: Sequence[Mapping[str, Any]] | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
 
-    def prompt(self, tokenizer: Tokenizer, messages: Conversation) -> tuple[str, list[int]]:
-        """Return the text and the token ids of a conversation."""
+    def prompt(self, templates: ChatTemplates, messages: Conversation) -> RenderedChat:
+        """Return the prompt of a conversation, with the reader of its answers."""
         variables = self._variables()
-        if self.tools:
-            source = tokenizer.chat_template_source(self.chat_template, tools=self.tools)
-            if "tools" not in source:
-                raise InvalidRequestError("the chat template of this model has no place", "tools")
-        prompt = tokenizer.chat_prompt(
+        asked = AskedTools.of(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
+        return templates.of(self.chat_template, tools=asked.tools).render(
             messages,
-            tools=self.tools,
+            asked,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
-            chat_template=self.chat_template,
             chat_template_content_format=self.chat_template_content_format,
             **variables,
         )
-        return prompt.text, prompt.token_ids
 
     def _variables(self) -> Mapping[str, Any]:
         given = {} if self.chat_template_kwargs is None else self.chat_template_kwargs

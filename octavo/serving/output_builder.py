@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from octavo.chat_formats.messages import (
+    MessageDelta,
+    MessageExtent,
+    ParsedMessage,
+    ToolCallDelta,
+)
 from octavo.core.batch import TokenLogprobs
+from octavo.serving.answer_reader import AnswerParser, AnswerReader, read_delta
 from octavo.serving.outputs import (
     CompletionOutput,
     Delta,
@@ -27,6 +34,7 @@ class Extent(NamedTuple):
     num_logprobs: int
     cumulative_logprob: float
     finish_reason: str | None
+    message: MessageExtent = MessageExtent()
 
 
 @dataclass(slots=True)
@@ -43,6 +51,9 @@ class _Completion:
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     cumulative_logprob: float = 0.0
     finish_reason: str | None = None
+    parser: AnswerParser | None = None  # of a chat
+    message: ParsedMessage = field(default_factory=ParsedMessage)
+    pieces: list[ToolCallDelta] = field(default_factory=list)  # of calls, since they were shown
 
     @property
     def extent(self) -> Extent:
@@ -52,7 +63,17 @@ class _Completion:
             len(self.logprobs),
             self.cumulative_logprob,
             self.finish_reason,
+            self.message.extent,
         )
+
+    def parse(self, delta: Delta) -> MessageDelta:
+        """Take the text of a delta into the message; returns what is new in that."""
+        if self.parser is None:
+            return MessageDelta()
+        new = read_delta(self.parser, delta)
+        self.message.add(new)
+        self.pieces += new.tool_calls
+        return new
 
     @property
     def text(self) -> str:
@@ -66,6 +87,8 @@ class _Completion:
         """Drop all that has been shown."""
         self.num_characters = 0
         self.texts, self.token_ids, self.logprobs = [], [], []
+        self.message.reasoning = self.message.content = None
+        self.pieces = []
 
 
 class OutputBuilder:
@@ -73,18 +96,27 @@ class OutputBuilder:
 
     Taking a delta costs what is new in it; ``output`` costs the length of the whole output (its
     lists are copied), while ``take_output`` shows each part once.
+
+    Args:
+        reader: of the answers to a chat.
     """
 
-    def __init__(self, group: SampleGroup, tokenizer: Tokenizer):
+    def __init__(
+        self, group: SampleGroup, tokenizer: Tokenizer, reader: AnswerReader | None = None
+    ):
         self.group = group
         self._tokenizer = tokenizer
-        self._completions = [_Completion(sample) for sample in group.samples]
+        self._completions = [
+            _Completion(sample, parser=None if reader is None else reader.parser())
+            for sample in group.samples
+        ]
         self._ended: set[int] = set()  # samples of which ``take_output`` has shown the end
         # Nothing comes before the first token.
         self._prompt_logprobs: list[PositionLogprobs | None] = [None]
 
-    def take(self, delta: Delta) -> None:
-        """Add a delta. Deltas are taken in their order, each once."""
+    def take(self, delta: Delta) -> MessageDelta:
+        """Add a delta, and return the parts of a message that it adds. Deltas are taken in their
+        order, each once."""
         completion = self._completions[delta.index]
         if delta.text:
             completion.texts.append(delta.text)
@@ -96,6 +128,7 @@ class OutputBuilder:
         for entry in delta.prompt_logprobs:
             self._prompt_logprobs.append(self._at_position(entry))
         completion.finish_reason = delta.finish_reason
+        return completion.parse(delta)
 
     @property
     def is_finished(self) -> bool:
@@ -109,6 +142,18 @@ class OutputBuilder:
     def token_ids(self, index: int) -> list[int]:
         """Return the token ids of one sample, so far."""
         return self._completions[index].token_ids.copy()
+
+    def message(self, index: int) -> MessageDelta:
+        """Return the message of one sample, so far, as one delta."""
+        message = self._completions[index].message
+        return MessageDelta(
+            message.reasoning or "",
+            message.content or "",
+            [
+                ToolCallDelta(number, call.id, call.name, call.arguments)
+                for number, call in enumerate(message.tool_calls)
+            ],
+        )
 
     @property
     def extents(self) -> tuple[Extent, ...]:
@@ -146,6 +191,8 @@ class OutputBuilder:
         It costs what is new, however long the answer is, and nothing else is kept.
         """
         output = self.output()
+        for one, completion in zip(output.outputs, self._completions, strict=True):
+            one.tool_calls = completion.pieces
         new = [one for one in output.outputs if one.token_ids or one.text or one.finished()]
         output.outputs = [one for one in new if one.index not in self._ended]
         self._ended.update(one.index for one in output.outputs if one.finished())
@@ -160,6 +207,7 @@ class OutputBuilder:
     ) -> CompletionOutput:
         wants_logprobs = self.group.params.logprobs is not None
         is_finished = extent.finish_reason is not None
+        message = completion.message.up_to(extent.message)
         return CompletionOutput(
             index=index,
             text=completion.text[: extent.num_characters],
@@ -169,6 +217,9 @@ class OutputBuilder:
             stop_reason=completion.sample.request.stop_reason if is_finished else None,
             cumulative_logprob=extent.cumulative_logprob if wants_logprobs else None,
             logprobs=completion.logprobs[: extent.num_logprobs] if wants_logprobs else None,
+            reasoning=message.reasoning,
+            content=message.content,
+            tool_calls=message.tool_calls,
         )
 
     def _at_position(self, entry: TokenLogprobs) -> PositionLogprobs:

@@ -122,17 +122,27 @@ class AnswerStream(Iterator[StreamChunk]):
     def _chunk(self, delta: Delta) -> StreamChunk | None:
         """Return the chunk of a delta; None if nothing is shown for it."""
         builder, index = self._builder, delta.index
-        builder.take(delta)
+        new = builder.take(delta)
         kind = self._builder.group.params.output_kind
         if kind is RequestOutputKind.FINAL_ONLY and delta.finish_reason is None:
             return None
         text, token_ids = delta.text, delta.token_ids
         if kind is RequestOutputKind.FINAL_ONLY:
             text, token_ids = builder.text(index), builder.token_ids(index)
+            new = builder.message(index)
         build: Callable[[], RequestOutput] = partial(builder.output, builder.extents)
         if kind is RequestOutputKind.DELTA:
             build = partial(_itself, builder.take_output())
-        return StreamChunk(index, text, token_ids, delta.finish_reason, build)
+        return StreamChunk(
+            index,
+            text,
+            token_ids,
+            delta.finish_reason,
+            build,
+            new.reasoning,
+            new.content,
+            tuple(new.tool_calls),
+        )
 
 
 def _itself(output: RequestOutput) -> RequestOutput:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from octavo.chat_formats.messages import ToolCall, ToolCallDelta
 from octavo.core.batch import TokenLogprobs
 from octavo.core.stats import DraftStats
 
@@ -49,7 +50,12 @@ class Delta:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One completion of a prompt."""
+    """One completion of a prompt.
+
+    ``text`` is what the model wrote. Of a chat, ``reasoning``, ``content`` and ``tool_calls`` are
+    the parts of it, as they are of a message of OpenAI's: None where there is no such text. Outputs
+    that hold what is new have pieces of calls.
+    """
 
     index: int
     text: str
@@ -58,6 +64,9 @@ class CompletionOutput:
     stop_reason: int | str | None = None  # the stop token id or stop string, None for end of text
     cumulative_logprob: float | None = None
     logprobs: list[PositionLogprobs] | None = None
+    reasoning: str | None = None
+    content: str | None = None
+    tool_calls: Sequence[ToolCall | ToolCallDelta] = ()
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -99,13 +108,19 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """The new text and tokens of one completion since its last chunk."""
+    """The new text and tokens of one completion since its last chunk.
+
+    Of a chat, ``reasoning``, ``content`` and ``tool_calls`` are the new parts of its message.
+    """
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: str | None
     _build_output: Callable[[], RequestOutput] = field(repr=False, compare=False)
+    reasoning: str = ""
+    content: str = ""
+    tool_calls: Sequence[ToolCallDelta] = ()
 
     @property
     def output(self) -> RequestOutput:

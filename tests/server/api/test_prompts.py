@@ -142,7 +142,7 @@ def test_an_effort_that_the_template_does_not_know_is_ignored(renderer, rich):
     assert known.names == ()
 
 
-@pytest.mark.parametrize("name", ["tools", "documents", "reasoning_effort"])
+@pytest.mark.parametrize("name", ["documents", "reasoning_effort"])
 def test_what_the_template_has_no_place_for_is_refused(renderer, name):
     value = "low" if name == "reasoning_effort" else [{"title": "T"}]
     with pytest.raises(InvalidRequestError) as caught:

@@ -167,7 +167,6 @@ REFUSED = {
     "use_beam_search": True,
     "length_penalty": 0.5,
     "logprob_token_ids": [1],
-    "thinking_token_budget": 5,
     "kv_transfer_params": {"a": 1},
     "repetition_detection": {"max_pattern_size": 3},
     "grammar": 'root ::= "a"',
@@ -178,7 +177,6 @@ REFUSED = {
     "lora": [{"id": 0, "scale": 1.0}],
 }
 REFUSED_IN_CHAT = {
-    "tool_choice": "required",
     "functions": [{"name": "f"}],
     "function_call": {"name": "f"},
     "modalities": ["text", "audio"],
@@ -385,7 +383,8 @@ def test_tools():
     )
     assert read(ChatCompletionRequest, tools=[]).tools_for_template() is None
     named = {"type": "function", "function": {"name": "f"}}
-    assert refusal(ChatCompletionRequest, tools=[tool], tool_choice=named).param == "tool_choice"
+    assert read(ChatCompletionRequest, tools=[tool], tool_choice=named).tool_choice == named
+    assert refusal(ChatCompletionRequest, tools=[tool], tool_choice=1).param == "tool_choice"
     assert refusal(ChatCompletionRequest, tools=[{"type": "x"}]).param == "tools.0.type"
     assert refusal(ChatCompletionRequest, tools=[tool] * 129).param == "tools"
 

@@ -125,6 +125,7 @@ DIFFERENT = {
     "speculative": {"enabled": False},
     "cache_prompt": False,
     "structured_outputs": {"regex": "a+"},
+    "thinking_token_budget": 3,
 }
 
 

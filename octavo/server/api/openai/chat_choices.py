@@ -10,7 +10,7 @@ from octavo.server.api.openai.chat_body import ChatCompletionRequest
 from octavo.server.api.openai.choices import ChoiceWriter
 from octavo.server.api.openai.logprobs import chat_logprobs, prompt_logprobs
 from octavo.server.api.server_context import ServerContext
-from octavo.serving.answer_reader import AnswerReader
+from octavo.serving.answer_reader import AnswerReader, read_delta
 from octavo.serving.outputs import Delta
 
 
@@ -141,12 +141,7 @@ class _Parsing:
         """Parse a delta."""
         if self._count is not None:
             self._count.add(delta.token_ids)
-        parsed = self._parser.push(delta.text)
-        if delta.finish_reason is not None:
-            rest = self._parser.finish()
-            parsed.reasoning += rest.reasoning
-            parsed.content += rest.content
-            parsed.tool_calls += rest.tool_calls
+        parsed = read_delta(self._parser, delta)
         self.num_calls += sum(1 for call in parsed.tool_calls if call.id)
         return parsed
 
