@@ -156,9 +156,9 @@ def _text_of(block: Any) -> str:
     """Return a part of a result as text: models here read nothing else."""
     if block.type == "text":
         return str(block.text)
-    inner = getattr(block, "resource", None)
-    if isinstance(getattr(inner, "text", None), str):
-        return str(inner.text)
+    text = getattr(getattr(block, "resource", None), "text", None)
+    if isinstance(text, str):
+        return text
     return f"[{block.type}, which cannot be shown to this model]"
 
 

@@ -1,6 +1,6 @@
 """Tools that are the functions of a Python file.
 
-The file is run as it is: whoever names it trusts it, as with ``python FILE.py``.
+The file is run as it is, as ``python FILE.py`` would run it: only trusted files may be named.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError, validate_call
 from pydantic.json_schema import GenerateJsonSchema
@@ -34,7 +34,8 @@ class PythonTool:
 
     def __init__(self, function: Callable[..., Any]):
         try:
-            schema = TypeAdapter(function).json_schema(schema_generator=_Schema)
+            adapter: TypeAdapter[Any] = TypeAdapter(cast(Any, function))
+            schema = adapter.json_schema(schema_generator=_Schema)
             self._checked = validate_call(function)
             if schema.get("type") != "object":
                 raise ConfigError("its parameters must have names")
@@ -126,8 +127,7 @@ def _functions(module: ModuleType, path: Path) -> list[Callable[..., Any]]:
             and value.__module__ == module.__name__
             and not name.startswith("_")
         ]
-    listed = [getattr(module, name, None) for name in names]
-    for name, value in zip(names, listed, strict=True):
-        if not inspect.isfunction(value):
+    for name in names:
+        if not inspect.isfunction(getattr(module, name, None)):
             raise ConfigError(f"{path}: __all__ names {name!r}, which is no function")
-    return listed
+    return [getattr(module, name) for name in names]

@@ -8,15 +8,15 @@ from typing import Any, Protocol
 from octavo.agents.toolbox import Toolbox, ToolResult
 from octavo.chat_formats.messages import ParsedMessage, ToolCall
 
-DEFAULT_MAX_ROUNDS = 8
+DEFAULT_MAX_TURNS = 8
 
 _REFUSED = ToolResult("error: the user refused this call", is_error=True)
 _INTERRUPTED = ToolResult("error: the user interrupted this call", is_error=True)
 _NOT_MADE = ToolResult("error: this call was not made: the user interrupted", is_error=True)
 
 
-class Turn(Protocol):
-    """The model, and the person who watches it."""
+class ToolLoopHost(Protocol):
+    """The model, and the user who agrees to calls."""
 
     def answer(self, messages: list[dict[str, Any]]) -> ParsedMessage | None:
         """Have the model answer a conversation, and show the answer.
@@ -38,15 +38,15 @@ class LoopEnd(Enum):
     ANSWERED = "the model answered"
     STOPPED = "the answer was interrupted, or failed"
     INTERRUPTED = "a call was interrupted"
-    TOO_MANY_ROUNDS = "the model called tools in every round"
+    TOO_MANY_TURNS = "the model called tools in every turn"
 
 
 def run_tool_loop(
     messages: list[dict[str, Any]],
-    turn: Turn,
+    host: ToolLoopHost,
     toolbox: Toolbox,
     *,
-    max_rounds: int = DEFAULT_MAX_ROUNDS,
+    max_turns: int = DEFAULT_MAX_TURNS,
 ) -> LoopEnd:
     """Have a model answer, with its calls of tools made and their results given to it.
 
@@ -56,22 +56,22 @@ def run_tool_loop(
     Args:
         messages: the conversation; answers and results are added to it as they come, so that it is
             whole whenever the loop ends: every call in it has a result.
-        max_rounds: the number of answers after which no more calls are made.
+        max_turns: the number of answers after which no more calls are made.
     """
-    for _ in range(max_rounds):
-        answer = turn.answer(messages)
+    for _ in range(max_turns):
+        answer = host.answer(messages)
         if answer is None:
             return LoopEnd.STOPPED
         messages.append(message_of(answer))
         if not answer.tool_calls:
             return LoopEnd.ANSWERED
-        if _make_calls(messages, answer.tool_calls, turn, toolbox):
+        if _make_calls(messages, answer.tool_calls, host, toolbox):
             return LoopEnd.INTERRUPTED
-    return LoopEnd.TOO_MANY_ROUNDS
+    return LoopEnd.TOO_MANY_TURNS
 
 
 def _make_calls(
-    messages: list[dict[str, Any]], calls: list[ToolCall], turn: Turn, toolbox: Toolbox
+    messages: list[dict[str, Any]], calls: list[ToolCall], host: ToolLoopHost, toolbox: Toolbox
 ) -> bool:
     """Add the result of each call.
 
@@ -83,10 +83,10 @@ def _make_calls(
         result = _NOT_MADE
         if not is_interrupted:
             try:
-                result = toolbox.call(call) if turn.allows(call) else _REFUSED
+                result = toolbox.call(call) if host.allows(call) else _REFUSED
             except KeyboardInterrupt:
                 is_interrupted, result = True, _INTERRUPTED
-            turn.show(call, result)
+            host.show(call, result)
         messages.append(
             {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.text}
         )

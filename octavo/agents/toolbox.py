@@ -19,7 +19,7 @@ class RunnableTool(Protocol):
 
     @property
     def tool(self) -> Tool:
-        """What the model is told of it."""
+        """Its name, description and schema, for the model."""
 
     def run(self, arguments: Mapping[str, Any]) -> str:
         """Call it, and return its result as text.
@@ -30,7 +30,7 @@ class RunnableTool(Protocol):
 
 
 class ToolResult(NamedTuple):
-    """What a call came to, as the model is told it.
+    """Result of a call, as the model is told it.
 
     Args:
         is_error: whether ``text`` is why there is no result.
@@ -56,7 +56,7 @@ class Toolbox:
 
     @property
     def tools(self) -> list[Tool]:
-        """What the model is told of them."""
+        """Their names, descriptions and schemas, for the model."""
         return [each.tool for each in self._tools.values()]
 
     def call(self, call: ToolCall) -> ToolResult:

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from octavo.agents.tool_loop import LoopEnd, run_tool_loop
 from octavo.agents.toolbox import Toolbox, ToolResult
 from octavo.base.errors import ChatTemplateError, OctavoError
-from octavo.chat_formats.messages import ParsedMessage, ToolCall
+from octavo.chat_formats.messages import MessageDelta, ParsedMessage, ToolCall
 from octavo.cli import chat_input, chat_tools, results, terminal
-from octavo.cli.chat_stream import ChatStream
 from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
 from octavo.cli.flags import add_value
 from octavo.cli.generate import OFTEN, load
@@ -73,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         params = base_params(llm, **DEFAULTS | sampling)
         calls = chat_tools.Calls(asks=not args.yes)
         conversation = Conversation(
-            llm, params, args.system, toolbox, calls, max_rounds=args.max_tool_rounds
+            llm, params, args.system, toolbox, calls, max_turns=args.max_tool_turns
         )
         if sys.stdin.isatty():
             terminal.say(f"{args.model}. /help lists the commands, Ctrl-D ends.")
@@ -94,14 +93,16 @@ class Conversation:
         toolbox: Toolbox,
         calls: chat_tools.Calls,
         *,
-        max_rounds: int,
+        max_turns: int,
     ):
         self.llm = llm
         self.params = params
         self.system = system
         self.toolbox = toolbox
+        declared = [tool.to_dict() for tool in toolbox.tools]
+        self._tools: dict[str, Any] = {"tools": declared} if declared else {}
         self.calls = calls
-        self.max_rounds = max_rounds
+        self.max_turns = max_turns
         self.last: RequestOutput | None = None
         self.messages: list[dict[str, Any]] = []
         self.clear("")
@@ -133,27 +134,28 @@ class Conversation:
         """Have a message answered, with calls of tools on the way. What an interrupt leaves of the
         answer stays in the conversation."""
         self.messages.append({"role": "user", "content": text})
-        end = run_tool_loop(self.messages, self, self.toolbox, max_rounds=self.max_rounds)
-        if end is LoopEnd.TOO_MANY_ROUNDS:
-            terminal.say(f"octavo: {end.value}, {self.max_rounds} in all: say how to go on")
+        end = run_tool_loop(self.messages, self, self.toolbox, max_turns=self.max_turns)
+        if end is LoopEnd.TOO_MANY_TURNS:
+            terminal.say(f"octavo: {end.value}, {self.max_turns} in all: say how to go on")
         if self.messages[-1]["role"] == "user":
             self.messages.pop()
 
-    # -- the turn of the model, as run_tool_loop asks for it --------------------------------------
+    # -- what run_tool_loop asks for --------------------------------------------------------------
 
     def answer(self, messages: list[dict[str, Any]]) -> ParsedMessage | None:
         """Stream one answer."""
         self.last = None
         answer = ParsedMessage()
-        writer = terminal.AnswerWriter()
+        writer = _MessageWriter()
         is_interrupted = False
         try:
             with _interrupt_flag() as interrupted:
-                stream = ChatStream(self.llm, messages, self.params, self.toolbox.tools)
-                for delta in stream:
+                stream = self.llm.stream_chat(self.messages, self.params, **self._tools)
+                for chunk in stream:
+                    delta = MessageDelta(chunk.reasoning, chunk.content, list(chunk.tool_calls))
                     answer.add(delta)
-                    writer.write(delta.content)
-                    self.last = stream.output
+                    writer.write(delta)
+                    self.last = chunk.output
                     if interrupted():
                         is_interrupted = True
                         stream.close()
@@ -162,8 +164,7 @@ class Conversation:
                     terminal.say(f"octavo: error: {self.last.error}")
         except OctavoError as error:  # of this turn alone: the next one may do better
             terminal.say(f"octavo: error: {error}")
-        if answer.content or not answer.tool_calls:
-            writer.end()
+        writer.end(is_answer=not answer.tool_calls)
         if is_interrupted:
             answer.tool_calls.clear()  # the last may be half a call
         return answer if answer.content or answer.tool_calls else None
@@ -230,6 +231,42 @@ class Conversation:
         "save": save,
         "stats": stats,
     }
+
+
+class _MessageWriter:
+    """Writes the thought of a message to stderr and its content to stdout, as they come."""
+
+    def __init__(self) -> None:
+        self._thought: terminal.AnswerWriter | None = None
+        self._content: terminal.AnswerWriter | None = None
+
+    def write(self, delta: MessageDelta) -> None:
+        if delta.reasoning:
+            if self._thought is None:
+                self._thought = terminal.AnswerWriter(sys.stderr)
+                self._thought.write("thinking: ")
+            self._thought.write(delta.reasoning)
+        if delta.content:
+            self._end_thought()
+            self._content = self._content or terminal.AnswerWriter()
+            self._content.write(delta.content)
+
+    def end(self, *, is_answer: bool) -> None:
+        """End the lines.
+
+        Args:
+            is_answer: whether this is the answer, and a line even if it is empty.
+        """
+        self._end_thought()
+        if is_answer:
+            self._content = self._content or terminal.AnswerWriter()
+        if self._content is not None:
+            self._content.end()
+
+    def _end_thought(self) -> None:
+        if self._thought is not None:
+            self._thought.end()
+            self._thought = None
 
 
 def _parse_value(text: str) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from octavo.agents.tool_loop import DEFAULT_MAX_ROUNDS
+from octavo.agents.tool_loop import DEFAULT_MAX_TURNS
 from octavo.agents.toolbox import RunnableTool, Toolbox, ToolResult
 from octavo.chat_formats.messages import ToolCall
 from octavo.cli import UsageError, terminal
@@ -31,7 +31,7 @@ def add_tool_flags(parser: Parser) -> None:
     )
     add_switch(parser, "--yes", "make calls of tools without asking")
     add_number(
-        parser, "--max-tool-rounds", "answers to a message that may call tools", DEFAULT_MAX_ROUNDS
+        parser, "--max-tool-turns", "answers to one message that may call tools", DEFAULT_MAX_TURNS
     )
 
 
@@ -40,7 +40,7 @@ def open_toolbox(args: argparse.Namespace) -> Iterator[Toolbox]:
     """The tools of the flags; MCP servers run as long as they are in use.
 
     Raises:
-        UsageError: calls would have to be confirmed, and nobody is there to do that.
+        UsageError: calls would have to be confirmed, and stdin is no terminal.
         ConfigError: a file or a server cannot be used.
     """
     if args.tools and not args.yes and not sys.stdin.isatty():

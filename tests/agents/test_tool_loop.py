@@ -85,11 +85,11 @@ def test_results_go_back_to_the_model() -> None:
     assert script.seen == [messages[:1], messages[:4]]
 
 
-def test_rounds_are_bounded() -> None:
+def test_turns_are_bounded() -> None:
     script = Script([calls(str(i)) for i in range(9)])
     messages = question()
-    end = run_tool_loop(messages, script, Toolbox([Echo()]), max_rounds=3)
-    assert end is LoopEnd.TOO_MANY_ROUNDS
+    end = run_tool_loop(messages, script, Toolbox([Echo()]), max_turns=3)
+    assert end is LoopEnd.TOO_MANY_TURNS
     assert len(messages) == 1 + 3 * 2 and len(script.answers) == 6
 
 
