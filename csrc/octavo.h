@@ -16,7 +16,7 @@
 
 #include <stdint.h>
 
-#define OCT_ABI_VERSION 17
+#define OCT_ABI_VERSION 18
 
 #if defined(__cplusplus)
 extern "C" {
@@ -54,6 +54,15 @@ int32_t oct_pool_size(const oct_pool* pool);
 double oct_pool_barrier_ns(oct_pool* pool, int32_t rounds);
 /* Makes the call that is running, if any, return OCT_ERR_ABORTED at its next barrier. */
 void oct_abort(oct_pool* pool);
+
+/* A number that one thread adds to, and that others wait for: see oct_batch.masks_made. */
+typedef struct oct_counter oct_counter;
+oct_counter* oct_counter_new(void); /* at 0; NULL on failure */
+void oct_counter_free(oct_counter* counter);
+/* What this thread wrote before is seen by those that have waited for the new number. */
+void oct_counter_add(oct_counter* counter, uint32_t amount);
+/* Back to 0: not while any thread waits. */
+void oct_counter_reset(oct_counter* counter);
 
 /* ---- Groups -------------------------------------------------------------------------------- */
 
@@ -392,6 +401,7 @@ typedef struct oct_sample {
   uint64_t seed;
   uint64_t position;
   const uint32_t* mask;    /* a bit for each token, the lowest first, 1: allowed; NULL: all are */
+  int64_t mask_turn;       /* 0; or, in a step, `mask` is not read before masks_made has come to this */
   const int32_t* bias_ids; /* [num_biases] */
   const float* biases;     /* [num_biases], added to logits */
   int64_t num_biases;
@@ -673,6 +683,9 @@ typedef struct oct_batch {
   int32_t* tokens;           /* [N, num_out] */
   int32_t* status;           /* [N, num_out] */
   uint8_t* row_finite;       /* [N, T] */
+  /* NULL, unless masks are still being made: what counts them, in the order of their turns. Other
+   * threads write them, and the `mask` of their rows, while the step runs. They must not fail to. */
+  oct_counter* masks_made;
   const uint8_t* needs_logits; /* [num_out]: which rows need more than their maximum; without samples */
   /* The rank's own sequences, for nodes with own_rows: they are next to each other. Blocks of others are
    * not looked at. */

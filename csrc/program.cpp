@@ -14,6 +14,7 @@
 #include <memory>
 #include <new>
 
+#include "counter.h"
 #include "group.h"
 #include "kernels.h"
 #include "latent.h"
@@ -119,6 +120,8 @@ void sample(float* logits, int32_t r, const oct_program& program, const oct_batc
     before = static_cast<float*>(worker.scratch(kUnchangedSlot, bytes));
     std::memcpy(before, logits, bytes);
   }
+  if (batch.samples[r].mask_turn)
+    wait_for(batch.masks_made, static_cast<uint32_t>(batch.samples[r].mask_turn));
   batch.status[r] = sample_row(logits, program.vocab, batch.samples[r], worker, &batch.tokens[r],
                                batch.probabilities ? batch.probabilities[r] : nullptr);
   if (before && batch.status[r] == OCT_TOKEN_OK)
@@ -319,6 +322,10 @@ int32_t check_batch(const oct_program& program, const oct_batch& batch) {
       return fail(OCT_ERR_ARGUMENT, "row %d of the head is token %d of a step of %d tokens", r,
                   batch.out_rows[r], tokens);
     }
+    const int64_t turn = batch.samples && !batch.logits[r] ? batch.samples[r].mask_turn : 0;
+    if (turn < 0 || turn > INT32_MAX || (turn && !batch.masks_made)) {
+      return fail(OCT_ERR_ARGUMENT, "the mask of row %d is still being made, and has no turn", r);
+    }
   }
   return OCT_OK;
 }
@@ -360,7 +367,8 @@ int32_t check_multi_step(const oct_program& program, const oct_batch& batch, con
                 "each needs one of both", batch.num_multi_steps, batch.seqs.num_tokens, batch.num_out, seqs);
   }
   for (int32_t s = 0; s < seqs; s++) {
-    const bool is_plain = !batch.samples || (!batch.logits[s] && !batch.samples[s].mask &&
+    const bool is_plain = !batch.samples || (!batch.logits[s] && !batch.samples[s].mask_turn &&
+                                             !batch.samples[s].mask &&
                                              !has_penalties(batch.samples[s]));
     if (batch.seqs.q_start[s] != s || batch.out_rows[s] != s || !is_plain) {
       return fail(OCT_ERR_ARGUMENT, "%d steps, but sequence %d wants logits, a mask or penalties, or "

@@ -483,7 +483,7 @@ bool has_penalties(const oct_sample& s) {
 }
 
 bool changes_logits(const oct_sample& s) {
-  return s.mask || s.num_biases > 0 || has_penalties(s);
+  return s.mask_turn > 0 || s.mask || s.num_biases > 0 || has_penalties(s);
 }
 
 int32_t sample_row(float* logits, int32_t vocab, const oct_sample& s, const Worker& worker,
@@ -551,6 +551,8 @@ int32_t oct_sample_rows(oct_pool* pool, int32_t num_rows, int32_t vocab, float* 
       return fail(OCT_ERR_ARGUMENT, "oct_sample_rows: the history of row %d is NULL", r);
     if (s.num_biases < 0 || (s.num_biases && (!s.bias_ids || !s.biases)))
       return fail(OCT_ERR_ARGUMENT, "oct_sample_rows: the biases of row %d are NULL", r);
+    if (s.mask_turn)
+      return fail(OCT_ERR_ARGUMENT, "oct_sample_rows: the mask of row %d is still being made", r);
   }
   return run(pool, [&](const Worker& worker) {
     for (int r = worker.ticket(); r < num_rows; r = worker.ticket())

@@ -16,7 +16,12 @@ from octavo.core.sampling_params import (
 from octavo.core.sampling_params import (
     SamplingParams as SamplingParams,
 )
-from octavo.core.structured_outputs import StructuredOutputs as StructuredOutputs
+from octavo.core.structured_outputs import (
+    StructuredOutputs as StructuredOutputs,
+)
+from octavo.core.structured_outputs import (
+    StructuredOutputsParams as StructuredOutputsParams,
+)
 from octavo.llm import LLM as LLM
 from octavo.serving.outputs import (
     CompletionOutput as CompletionOutput,

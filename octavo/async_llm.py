@@ -276,11 +276,11 @@ class AsyncLLM:
     ) -> tuple[_Prompt, SamplingParams, PreparedMask]:
         """Tokenize the prompt, and make the mask; in a thread of its own."""
         try:
-            prompt = _, token_ids, reader = tokenize()
+            text, token_ids, reader = tokenize()
             if reader is not None:
-                params = reader.params(params)
+                reader, params = reader.prepare(params)
             mask = self._text_engine.prepare_mask(params, prompt_token_ids=token_ids)
-            return prompt, params, mask
+            return (text, token_ids, reader), params, mask
         except (OctavoError, *ENDINGS):
             raise
         except BaseException as error:

@@ -321,7 +321,8 @@ class LLM:
         self, request_id: str, prompt: _Prompt, params: SamplingParams
     ) -> _PendingPrompt:
         if prompt.reader is not None:
-            params = prompt.reader.params(params)
+            reader, params = prompt.reader.prepare(params)
+            prompt = prompt._replace(reader=reader)
         mask = self._text_engine.prepare_mask(params, prompt_token_ids=prompt.token_ids)
         return _PendingPrompt(request_id, prompt, params, mask)
 
@@ -398,7 +399,7 @@ class LLM:
             return AnswerStream(
                 self._shared_loop,
                 inbox,
-                OutputBuilder(groups[0], self.get_tokenizer(), prompt.reader),
+                OutputBuilder(groups[0], self.get_tokenizer(), pending.prompt.reader),
                 partial(self._shared_loop.ask, partial(self._forget, request_id)),
                 partial(self._engine_loop.tell, partial(self._forget, request_id)),
             )

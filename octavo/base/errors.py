@@ -29,7 +29,9 @@ User errors say what was wrong, where, and what to do. Asserts in the code are f
 
 from __future__ import annotations
 
+from copy import copy
 from pathlib import Path
+from typing import Self
 
 # Exceptions that end a program on purpose. All others are confined to the request that caused them,
 # also where ``except Exception`` would not do: a panic of a library in Rust is a bare
@@ -59,6 +61,18 @@ class InvalidRequestError(RequestError):
     def __init__(self, message: str, field: str | None = None):
         super().__init__(message if field is None else f"{field}: {message}")
         self.field = field
+
+    @property
+    def message(self) -> str:
+        """The error without the name of the field."""
+        return str(self).removeprefix(f"{self.field}: ")
+
+    def with_field(self, field: str) -> Self:
+        """Return the same error about a field of another name."""
+        renamed = copy(self)
+        renamed.args = (f"{field}: {self.message}",)
+        renamed.field = field
+        return renamed
 
 
 class ConstraintError(InvalidRequestError):

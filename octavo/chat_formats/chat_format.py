@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -105,6 +106,7 @@ class ChatFormat:
         *,
         begins_in_thought: bool = False,
         is_constrained: bool = False,
+        content_is_json: bool = False,
     ) -> OutputParser:
         """Make the parser of one answer.
 
@@ -114,11 +116,12 @@ class ChatFormat:
             is_constrained: whether a grammar keeps calls valid. Their arguments then leave as they
                 come; else they are kept until a call is whole, for if it is malformed, its text is
                 content.
+            content_is_json: whether content can only be JSON: its strings may have tags in them.
         """
         known = {tool.name: tool for tool in tools_of(tools)}
         stream = TextStream()
         message = MessageWriter(stream, self.new_id, holds_calls=not is_constrained)
-        reading = self._read(stream, message, known, begins_in_thought)
+        reading = self._read(stream, message, known, begins_in_thought, content_is_json)
         return OutputParser(stream, message, reading)
 
     def read_call(
@@ -150,8 +153,11 @@ class ChatFormat:
         message: MessageWriter,
         tools: Mapping[str, Tool],
         begins_in_thought: bool,
+        content_is_json: bool,
     ) -> Reading[None]:
         tags = self._tags_with_tools if tools else self._tags_without_tools
+        # JSON is content where calls could have a tag.
+        bare_beginnings = "" if content_is_json and self.uses_opener else self.bare_beginnings
         tag = (yield from self._read_thought(stream, message)) if begins_in_thought else ""
         plain_until = 0  # what was read as a call, and is none, ends here
         while True:
@@ -161,16 +167,28 @@ class ChatFormat:
             elif self.thoughts is not None and tag == self.thoughts.begin:
                 tag = yield from self._read_thought(stream, message)
                 continue
-            elif tools and self.bare_beginnings and message.is_empty:
+            elif tools and message.is_empty and bare_beginnings:
                 first = yield from stream.skip_space(message.content)
-                if first and first in self.bare_beginnings and stream.position >= plain_until:
+                if first and first in bare_beginnings and stream.position >= plain_until:
                     call = self.read_bare_call(stream, message, tools)
                     plain_until = yield from self._try(call, stream, message, had_tag=False)
+            if content_is_json and (yield from stream.skip_space(message.content)):
+                is_at_tag = yield from stream.is_at(tags)
+                if not is_at_tag:
+                    yield from self._read_json(stream, message)
+                    return
             tag = yield from stream.up_to(tags, message.content)
             if not tag:
                 return
             if stream.position - len(tag) < plain_until:
                 tag = ""
+
+    def _read_json(self, stream: TextStream, message: MessageWriter) -> Reading[None]:
+        """Read content up to the end of the text."""
+        with suppress(MalformedCall):  # cut off, and content all the same
+            yield from stream.json_value(message.content)
+        while (yield from stream.up_to(self._control_tags, message.content)):
+            pass
 
     def _try(
         self, call: Reading[None], stream: TextStream, message: MessageWriter, *, had_tag: bool
@@ -184,6 +202,8 @@ class ChatFormat:
         try:
             yield from call
         except MalformedCall as error:
+            if stream.is_over:
+                error.reason = "cut_off"
             message.abandon_call(error, had_tag=had_tag)
             return stream.unread()
         stream.stop_keeping()
@@ -198,7 +218,7 @@ class ChatFormat:
         assert self.thoughts is not None, "the model has no thoughts"
         message.begin_thought()
         while True:
-            tag = yield from stream.up_to(self._tags_of_thoughts, message.reasoning)
+            tag = yield from stream.up_to(self._tags_without_tools, message.reasoning)
             if not tag or tag == self.thoughts.end or tag in self._ends_of_thoughts:
                 message.end_thought()
                 return tag if tag in self._ends_of_thoughts else ""
@@ -211,19 +231,16 @@ class ChatFormat:
 
     @cached_property
     def _tags_with_tools(self) -> Tags:
-        return Tags((*self.openers, *self.closers, *(self.thoughts or ()), *self._specials))
+        own = (*self.openers, *self.closers, *(self.thoughts or ()))
+        return Tags((*own, *self.template.special_tokens))
 
     @cached_property
     def _tags_without_tools(self) -> Tags:
-        return Tags((*(self.thoughts or ()), *self._specials))
+        return Tags((*(self.thoughts or ()), *self.template.special_tokens))
 
     @cached_property
-    def _tags_of_thoughts(self) -> Tags:
-        return Tags((*(self.thoughts or ()), *self._specials))
-
-    @property
-    def _specials(self) -> Iterable[str]:
-        return self.template.special_tokens
+    def _control_tags(self) -> Tags:
+        return Tags(self.template.special_tokens)
 
     # -- the grammar ------------------------------------------------------------------------------
 
@@ -246,7 +263,7 @@ class ChatFormat:
             choice: OpenAI's ``tool_choice``, or a `ToolChoice`.
             parallel: whether there may be several calls.
             begins_in_thought: see the method of this name.
-            content: the JSON schema of an answer that is no call, where that is not free.
+            content: the JSON schema of an answer without calls, where that is not free.
 
         Raises:
             InvalidRequestError: tools or choice are wrong, or ask for what the format cannot say.
@@ -263,11 +280,12 @@ class ChatFormat:
         if begins_in_thought:
             parts.append(self._rest_of_thought(grammar))
         if choice.mode == "required" or content is not None:
-            before = grammar.gap() if begins_in_thought else self._own_thought(grammar)
-            options = [self._calls(grammar, among, parallel)] if among else []
-            if choice.mode != "required":
-                options.append(grammar.json(content, is_loose=True))
-            parts += [before, either(options)]
+            parts.append(grammar.gap() if begins_in_thought else self._own_thought(grammar))
+        if choice.mode == "required":
+            parts.append(self._calls(grammar, among, parallel))
+        elif content is not None:
+            options = self.calls_beside_json(grammar, among, parallel) if among else []
+            parts.append(either([*options, grammar.json(content, is_loose=True, is_lenient=False)]))
         else:
             parts.append(self._content(grammar, among, parallel, known))
         return StructuredOutputs(grammar=grammar.source(" ".join(filter(None, parts))))
@@ -287,6 +305,12 @@ class ChatFormat:
         """Return a regular expression of the content that would be taken for a bare call, or for
         the beginning of one."""
         raise NotImplementedError
+
+    def calls_beside_json(
+        self, grammar: Grammar, tools: Sequence[Tool], parallel: bool
+    ) -> list[str]:
+        """Return grammars of calls, of which one holds where JSON may be instead."""
+        return [self._calls(grammar, tools, parallel)]
 
     def _calls(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
         if not self.uses_opener:
@@ -315,7 +339,8 @@ class ChatFormat:
         Args:
             known: tools that a parser would take for such, beside those that may be called.
         """
-        tags = frozenset((*self.openers, *((self.thoughts.begin,) if self.thoughts else ())))
+        begin = self.thoughts.begin if self.thoughts is not None else ""
+        tags = frozenset((*self.openers, begin)) - {""}
         opener = call = ""
         if tools and self.openers and (self.uses_opener or self._ends_of_thoughts):
             opener, call = self.openers[0], self.call(grammar, tools, parallel)
@@ -330,12 +355,13 @@ class ChatFormat:
                 rest = f"{again} {grammar.free(tags)}" if self.uses_opener else ""
                 options.append(f"{first} {rest}")
             return f"{self._own_thought(grammar)} {either(options)}"
+        # Text ends with the first opener or beginning of a thought anyhow, if these are text.
+        others = tags - ({opener, begin} - self.template.special_tokens.keys())
         thought = ""
-        if self.thoughts is not None:
-            before = grammar.up_to(self.thoughts.begin, tags)
-            thought = f"({before} {self._rest_of_thought(grammar)})*"
+        if begin:
+            thought = f"({grammar.up_to(begin, others)} {self._rest_of_thought(grammar)})*"
         if call:
-            call = f"{grammar.up_to(opener, tags)} {call}"
+            call = f"{grammar.up_to(opener, others)} {call}"
             call = f"({call} {thought})*" if parallel else f"({call})?"
         return f"{thought} {call} {grammar.free(tags)}"
 

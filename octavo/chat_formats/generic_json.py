@@ -9,7 +9,8 @@ from typing import Any
 
 from octavo.chat_formats.chat_format import ChatFormat, Template
 from octavo.chat_formats.grammar import Grammar
-from octavo.chat_formats.json_calls import json_calls, read_json_calls
+from octavo.chat_formats.json_calls import call_schema, json_calls, read_json_calls
+from octavo.chat_formats.json_schemas import DEFINITIONS
 from octavo.chat_formats.message_writer import MessageWriter
 from octavo.chat_formats.text_stream import Reading, TextStream
 from octavo.chat_formats.tools import Tool
@@ -77,6 +78,31 @@ class GenericJSON(ChatFormat):
     def bare_call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
         calls = json_calls(grammar, tools, parallel)
         return f"{grammar.after_gap(_OPENING)} {calls} {grammar.text(_CLOSING)}"
+
+    def calls_beside_json(
+        self, grammar: Grammar, tools: Sequence[Tool], parallel: bool
+    ) -> list[str]:
+        # Calls of different tools would need one schema with the definitions of all.
+        return [
+            grammar.json(
+                {
+                    "type": "object",
+                    "properties": {
+                        _KEY: {
+                            "type": "array",
+                            "items": {key: call[key] for key in call.keys() - DEFINITIONS},
+                            "minItems": 1,
+                            **({} if parallel else {"maxItems": 1}),
+                        }
+                    },
+                    "required": [_KEY],
+                    "additionalProperties": False,
+                    **{key: call[key] for key in call.keys() & DEFINITIONS},
+                },
+                is_loose=True,
+            )
+            for call in map(call_schema, tools)
+        ]
 
     def like_a_bare_call(self, tools: Sequence[Tool]) -> str:
         return r'\s*\{\s*"tool_calls"(?s:.*)'

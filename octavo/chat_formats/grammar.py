@@ -15,11 +15,8 @@ _DENSE: dict[str, Any] = {
     "item_separator": ", ",
     "key_separator": ": ",
 }
-SPACE = r"[ \n\t]{0,20}"  # a model that goes on with it for ever comes to an end
-_LOOSE: dict[str, Any] = {
-    "whitespace_flexible": True,
-    "whitespace_pattern": SPACE.replace("0", "1", 1),
-}
+# A newline and an indentation; a model that goes on with white space for ever comes to an end.
+_LOOSE: dict[str, Any] = {"whitespace_flexible": True, "whitespace_pattern": r"[ \n\t]{1,40}"}
 _LENIENT = {"lenient": True, "coerce_one_of": True}
 _ANY = "/(?s:.*)/"
 _GAP = r"/[ \n]{1,2}/"
@@ -74,16 +71,19 @@ class Grammar:
             return [text] if text else []
         return [part for part in re.split(f"({'|'.join(map(re.escape, found))})", text) if part]
 
-    def json(self, schema: Mapping[str, Any], *, is_loose: bool = False) -> str:
+    def json(
+        self, schema: Mapping[str, Any], *, is_loose: bool = False, is_lenient: bool | None = None
+    ) -> str:
         """Return the JSON of a schema. Objects have no properties but those that are named, where
         the schema leaves that open.
 
         Args:
             is_loose: with any white space; else with a space after commas and colons and no other.
+            is_lenient: that of the grammar, if not said.
         """
         options = _LOOSE if is_loose else _DENSE
         schema = closed(without_annotations(schema))
-        if self.is_lenient:
+        if self.is_lenient if is_lenient is None else is_lenient:
             options, schema = {**options, **_LENIENT}, without_backtracking(schema)
         schema = {"x-guidance": options, **schema}
         return self.rule(f"%json {json.dumps(schema, ensure_ascii=False)}")
@@ -96,14 +96,14 @@ class Grammar:
                 either: a parser, which sees text, would take that for them.
             not_like: a regular expression that the text as a whole does not match.
         """
-        parts = [_ANY, *map(self.without, sorted(without))]
+        banned = [f"(?s:.*)({'|'.join(map(exactly, sorted(without)))})(?s:.*)"] if without else []
         if not_like:
-            parts.append(f"~/{escape_slashes(not_like)}/")
-        return self.terminal(" & ".join(parts))
+            banned.append(not_like)
+        return self.terminal(f"{_ANY} & ~/{escape_slashes('|'.join(banned))}/" if banned else _ANY)
 
     def without(self, text: str) -> str:
         """Return the regular expression of all that does not contain a text."""
-        return f"~({_ANY} {literal(text)} {_ANY})"
+        return f"~/{escape_slashes(f'(?s:.*){exactly(text)}(?s:.*)')}/"
 
     def lazy(self, expression: str) -> str:
         """Return a lexeme that ends as soon as the expression matches."""
@@ -140,6 +140,14 @@ class Grammar:
 def literal(text: str) -> str:
     """Return a text as a string of Lark."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def exactly(text: str) -> str:
+    """Return a regular expression of just this text."""
+    return "".join(
+        character if character.isalnum() or ord(character) > 127 else rf"\x{ord(character):02x}"
+        for character in text
+    )
 
 
 def escape_slashes(expression: str) -> str:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from octavo.chat_formats.grammar import SPACE, Grammar, either, literal
+from octavo.chat_formats.grammar import Grammar, either, literal
+from octavo.chat_formats.json_schemas import DEFINITIONS
 from octavo.chat_formats.message_writer import MessageWriter
 from octavo.chat_formats.text_stream import MalformedCall, Put, Reading, TextStream, load_json
 from octavo.chat_formats.tools import Tool
 
 _ARGUMENTS = ("arguments", "parameters")
+_IGNORED = ("id", "type")
+_SPACE = r"[ \n\t]*"
 
 
 def read_json_calls(
@@ -24,8 +28,8 @@ def read_json_calls(
     then, as what ends it may be missing.
 
     Args:
-        is_known: whether the name must be that of a tool, because nothing else tells a call from
-            other JSON. Else another name is a call too, of which the caller is warned.
+        is_known: whether the name must be that of a tool, and no keys are strange, because nothing
+            else tells a call from other JSON. Else another name is a call too, with a warning.
 
     Raises:
         MalformedCall: it is not that.
@@ -69,13 +73,15 @@ def _read_json_call(
                 raise MalformedCall("it has arguments twice")
             has_arguments = True
             yield from _read_arguments(stream, message.arguments if has_name else early.append)
+        elif is_known and key not in _IGNORED:
+            raise MalformedCall(f"{key!r:.80} is no part of it")
         else:
             yield from stream.json_value(lambda text: None)
         if (yield from stream.skip_space()) != "}":
             yield from stream.expect(",")
     yield from stream.take()
-    if not has_name:
-        raise MalformedCall("it has no name")
+    if not has_name or (is_known and not has_arguments):
+        raise MalformedCall("it has no name" if not has_name else "it has no arguments")
     if not has_arguments:
         message.arguments("{}")
 
@@ -148,11 +154,24 @@ def loose_json_call(
 
     def call(tool: Tool) -> str:
         begin = _loose_beginning(before, re.escape(tool.name))
-        head = grammar.pattern(f'{begin}{SPACE},{SPACE}"{key}"{SPACE}:{SPACE}')
-        end = grammar.pattern(rf"{SPACE}\}}{after}")
+        head = grammar.pattern(f'{begin}{_SPACE},{_SPACE}"{key}"{_SPACE}:{_SPACE}')
+        end = grammar.pattern(rf"{_SPACE}\}}{after}")
         return f"{head} {grammar.json(tool.parameters, is_loose=True)} {end}"
 
     return grammar.rule(either(map(call, tools)))
+
+
+def call_schema(tool: Tool, key: str = "arguments") -> dict[str, Any]:
+    """Return the JSON schema of a call. References within it point to its own outermost part."""
+    parameters = dict(tool.parameters)
+    definitions = {name: parameters.pop(name) for name in DEFINITIONS & parameters.keys()}
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool.name}, key: parameters},
+        "required": ["name", key],
+        "additionalProperties": False,
+        **definitions,
+    }
 
 
 def like_a_loose_call(tools: Sequence[Tool], before: str = "") -> str:
@@ -162,4 +181,4 @@ def like_a_loose_call(tools: Sequence[Tool], before: str = "") -> str:
 
 
 def _loose_beginning(before: str, name: str) -> str:
-    return rf'{SPACE}{before}\{{{SPACE}"name"{SPACE}:{SPACE}"{name}"'
+    return rf'{_SPACE}{before}\{{{_SPACE}"name"{_SPACE}:{_SPACE}"{name}"'

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from octavo.base.errors import InvalidRequestError
 from octavo.chat_formats.tools import Tool
 
+DEFINITIONS = frozenset({"$defs", "definitions"})  # keywords of what references point to
 _ANNOTATIONS = {"description", "title", "examples", "example", "default", "$comment", "deprecated",
                 "readOnly", "writeOnly", "$schema"}  # fmt: skip
 _SCHEMAS_BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
@@ -105,7 +106,7 @@ def arguments_of(tool: Tool, names: re.Pattern[str], *, is_lenient: bool) -> tup
                 "in which this model writes calls: give each argument a schema of its own",
                 "tools",
             )
-    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    definitions = {key: schema[key] for key in DEFINITIONS & schema.keys()}
     properties = schema.get("properties") or {}
     required = schema.get("required") or ()
     named = {**properties, **{name: {} for name in required if name not in properties}}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from octavo.chat_formats.chat_format import ChatFormat, Template
 from octavo.chat_formats.grammar import Grammar
 from octavo.chat_formats.json_calls import (
+    call_schema,
     json_call,
     like_a_loose_call,
     loose_json_call,
@@ -74,6 +75,11 @@ class LlamaJSON(ChatFormat):
     def bare_call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
         call = loose_json_call(grammar, tools, _KEY)
         return f"{call} ({_SEPARATOR} {json_call(grammar, tools, _KEY)})*" if parallel else call
+
+    def calls_beside_json(
+        self, grammar: Grammar, tools: Sequence[Tool], parallel: bool
+    ) -> list[str]:
+        return [grammar.json(call_schema(tool, _KEY), is_loose=True) for tool in tools]
 
     def like_a_bare_call(self, tools: Sequence[Tool]) -> str:
         return like_a_loose_call(tools)

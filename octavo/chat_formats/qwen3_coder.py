@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from octavo.chat_formats.chat_format import ChatFormat, Template
 from octavo.chat_formats.grammar import Grammar, either
 from octavo.chat_formats.json_calls import begin_call
-from octavo.chat_formats.json_schemas import arguments_of
+from octavo.chat_formats.json_schemas import DEFINITIONS, arguments_of
 from octavo.chat_formats.message_writer import MessageWriter
 from octavo.chat_formats.tagged_values import json_inside, read_tagged_value, tagged_value
 from octavo.chat_formats.text_stream import MalformedCall, Reading, Tags, TextStream
@@ -62,7 +62,7 @@ class Qwen3Coder(ChatFormat):
         begin_call(message, name, tools)
         schemas = tools[name].parameters if name in tools else {}
         properties = schemas.get("properties") or {}
-        definitions = {key: schemas[key] for key in ("$defs", "definitions") if key in schemas}
+        definitions = {key: schemas[key] for key in DEFINITIONS & schemas.keys()}
         message.arguments("{")
         names: set[str] = set()
         while True:
@@ -84,7 +84,7 @@ class Qwen3Coder(ChatFormat):
     def _read_name(self, stream: TextStream) -> Reading[str]:
         parts: list[str] = []
         if not (yield from stream.up_to(_NAME_ENDS, parts.append)):
-            raise MalformedCall("the text ends within a name", "cut_off")
+            raise MalformedCall("the text ends within a name")
         return "".join(parts)
 
     def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:

@@ -15,13 +15,13 @@ from octavo.base.errors import InvalidRequestError
 from octavo.chat_formats.grammar import Grammar, either, escape_slashes, literal
 from octavo.chat_formats.json_schemas import (
     BACKTRACKING,
+    DEFINITIONS,
     resolved,
     type_of,
     types_of,
 )
 from octavo.chat_formats.text_stream import MalformedCall, Put, Reading, Tags, TextStream, load_json
 
-_DEFINITIONS = {"$defs", "definitions"}
 # Keywords that could say of a string what cannot be said of text.
 _UNSUPPORTED = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if")
 # Beginnings of texts that would be JSON of other types.
@@ -53,7 +53,7 @@ def read_tagged_value(
         if not is_json:
             put(_json_of("".join(parts), types))
     if not tag:
-        raise MalformedCall("the text ends within an argument", "cut_off")
+        raise MalformedCall("the text ends within an argument")
     return tag
 
 
@@ -130,25 +130,16 @@ def tagged_value(grammar: Grammar, schema: Mapping[str, Any], end: str, where: s
     types = types_of(schema)
     if "string" not in types:
         return f"{grammar.json(schema)} {grammar.text(end)}"
-    if not schema.keys() - _DEFINITIONS:
-        return _text(grammar, "/(?s:.*)/", end)
+    if not schema.keys() - DEFINITIONS:
+        return _free(grammar, frozenset(), end)
     options = []
-    strings: list[Mapping[str, Any]] = []
+    others = types - {"string"}
     for branch in _branches(schema):
         kinds = types_of(branch, schema)
         if kinds == {"string"}:
-            strings.append(branch)
+            options.append(_string(grammar, branch, others, end, where))
         else:
             options += _others(grammar, branch, kinds, end)
-    others = types - {"string"}
-    for each in strings:
-        try:
-            text = _string(each, others, where)
-        except InvalidRequestError:
-            if not grammar.is_lenient:
-                raise
-            text = _string({}, others, where)
-        options.append(_text(grammar, text, end))
     return grammar.rule(either(options))
 
 
@@ -178,29 +169,67 @@ def _others(
     words = [word for kind in kinds for word in _WORDS.get(kind, ())]
     if "enum" in schema or "const" in schema:
         words = [word for word in words if json.loads(word) in schema.get("enum", words)]
-    options = [_text(grammar, literal(word), end) for word in words]
+    options = [_fixed(grammar, word, end) for word in words]
     if kinds - _WORDS.keys():
         options.append(f"{grammar.json(schema)} {grammar.text(end)}")
     return options
 
 
-def _string(schema: Mapping[str, Any], others: frozenset[str], where: str) -> str:
-    """Return a regular expression of Lark's for strings that are written as they are."""
+def _string(
+    grammar: Grammar, schema: Mapping[str, Any], others: frozenset[str], end: str, where: str
+) -> str:
+    """Return the grammar of a string that is written as it is, where other types may be, too."""
+    if "const" in schema or "enum" in schema:
+        texts = [schema["const"]] if "const" in schema else schema["enum"]
+        return either(_fixed(grammar, text, end) for text in texts if isinstance(text, str))
+    try:
+        expressions = _expressions(schema, where)
+    except InvalidRequestError:
+        if not grammar.is_lenient:
+            raise
+        expressions = []
+    if not expressions:
+        return _free(grammar, others, end)
+    text = " & ".join([*expressions, *_unlike(others), grammar.without(end.strip("\n"))])
+    return grammar.lazy(f"({text}) {literal(end)}")
+
+
+def _expressions(schema: Mapping[str, Any], where: str) -> list[str]:
+    """Return regular expressions of Lark's, all of which a string matches."""
     for keyword in _UNSUPPORTED:
         if keyword in schema:
             raise _error(where, repr(keyword))
-    if "const" in schema or "enum" in schema:
-        texts = [schema["const"]] if "const" in schema else schema["enum"]
-        return either(literal(text) for text in texts if isinstance(text, str))
+    expressions = []
     low, high = schema.get("minLength", 0), schema.get("maxLength", "")
-    parts = [f"/(?s:.{{{low},{high}}})/" if low or high != "" else "/(?s:.*)/"]
+    if low or high != "":
+        expressions.append(f"/(?s:.{{{low},{high}}})/")
     if "pattern" in schema:
         whole = in_ascii(_whole(schema["pattern"], where))
-        parts.append(f"/{escape_slashes(whole)}/")
-    parts += [f"~/{_BEGINNINGS[kind]}(?s:.*)/" for kind in sorted(others & _BEGINNINGS.keys())]
-    for kind in sorted(others & _WORDS.keys()):
-        parts += [f"~{literal(word)}" for word in _WORDS[kind]]
-    return " & ".join(parts)
+        expressions += ["/(?s:.*)/", f"/{escape_slashes(whole)}/"]
+    return expressions
+
+
+def _unlike(others: frozenset[str]) -> list[str]:
+    """Return regular expressions of texts that are no JSON of some types, nor that and a
+    newline."""
+    beginnings = [_BEGINNINGS[kind] for kind in sorted(others & _BEGINNINGS.keys())]
+    words = [word for kind in sorted(others & _WORDS.keys()) for word in _WORDS[kind]]
+    banned = [f"({'|'.join(beginnings)})(?s:.*)"] if beginnings else []
+    banned += [f"({'|'.join(words)})\\n?"] if words else []
+    return [f"~/{'|'.join(banned)}/"] if banned else []
+
+
+def _free(grammar: Grammar, others: frozenset[str], end: str) -> str:
+    """Return any string and the text that ends it. Both are one lexeme, as the string could go on
+    with the first characters of the end: the first tag ends it."""
+    tag = end.strip("\n")
+    text = " & ".join(["/(?s:.*)/", *_unlike(others)])
+    _, _, rest = end.partition(tag)
+    return f"{grammar.lazy(f'({text}) {literal(tag)}')} {grammar.text(rest)}"
+
+
+def _fixed(grammar: Grammar, text: str, end: str) -> str:
+    return grammar.lazy(literal(text + end))
 
 
 def _whole(pattern: str, where: str) -> str:
@@ -230,13 +259,6 @@ def _has_alternatives(bare: str) -> bool:
         if character == "|" and depth == 0:
             return True
     return False
-
-
-def _text(grammar: Grammar, expression: str, end: str) -> str:
-    """Return text of an expression and what ends it. Both are one lexeme, as the text could go on
-    with the end's first characters."""
-    tag = end.strip("\n")
-    return grammar.lazy(f"(({expression}) & {grammar.without(tag)}) {literal(end)}")
 
 
 def _error(where: str, what: str) -> InvalidRequestError:

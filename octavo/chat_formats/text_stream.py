@@ -108,6 +108,11 @@ class TextStream:
     def position(self) -> int:
         return self._before + self._at
 
+    @property
+    def is_over(self) -> bool:
+        """True if all has been read, and no more follows."""
+        return self._is_whole and self._at == len(self._text)
+
     def feed(self, text: str) -> None:
         """Append text."""
         self._before += self._at
@@ -254,8 +259,8 @@ class TextStream:
         else:
             parts: list[str] = []
             yield from self.while_matching(_SCALAR_PART, parts.append)
-            load_json("".join(parts))
             put("".join(parts))
+            load_json("".join(parts))
 
     def _json_string(self, put: Put) -> Reading[None]:
         yield from self.expect('"')
@@ -287,7 +292,7 @@ class TextStream:
         while True:
             character = yield from self.peek()
             if not character:
-                raise MalformedCall("the text ends within it", "cut_off")
+                raise MalformedCall("the text ends within it")
             if character == '"':
                 yield from self._json_string(put)
             elif character in "{[":

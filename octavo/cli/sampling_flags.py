@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.base.errors import InvalidRequestError
 from octavo.cli import UsageError
+from octavo.cli.flags import read_text
 from octavo.cli.parser import rarely
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
     from octavo import LLM
 
 _DEST = "sampling_"
+_CONSTRAINT_DEST = "constraint_"
 
 
 class Flag(NamedTuple):
@@ -58,6 +61,31 @@ FLAGS = (
 )
 
 
+class ConstraintFlag(NamedTuple):
+    """``field`` is that of StructuredOutputs, ``marks`` texts by which a value is not a file's
+    name."""
+
+    name: str
+    metavar: str
+    help: str
+    field: str
+    marks: tuple[str, ...] = ()
+
+
+# One of them may be given.
+CONSTRAINT_FLAGS = (
+    ConstraintFlag(
+        *("json-schema", "FILE|TEXT", "the answer is JSON that this schema describes"),
+        *("json", ("{",)),
+    ),
+    ConstraintFlag("regex", "PATTERN", "this regular expression matches the answer", "regex"),
+    ConstraintFlag("choice", "A,B", "the answer is one of these texts", "choice"),
+    ConstraintFlag(
+        *("grammar", "FILE|TEXT", "this grammar, in GBNF or Lark, has the answer"),
+        *("grammar", ("::=", "start:")),
+    ),
+)
+
 # Those in the short help of commands.
 _OFTEN = {"max-tokens", "temperature", "top-p", "top-k", "seed", "n", "stop"}
 # Where neither the user nor the model's files say how to sample.
@@ -88,6 +116,16 @@ def add_sampling_flags(
         group.add_argument(f"--{flag.name}", help=shown, **settings)
         if flag.name not in _OFTEN:
             rarely(group, f"--{flag.name}")
+    one = group.add_mutually_exclusive_group()
+    for constraint in CONSTRAINT_FLAGS:
+        one.add_argument(
+            f"--{constraint.name}",
+            dest=_CONSTRAINT_DEST + constraint.field,
+            default=argparse.SUPPRESS,
+            metavar=constraint.metavar,
+            help=constraint.help,
+        )
+        rarely(group, f"--{constraint.name}")
 
 
 def base_params(llm: LLM, **defaults: Any) -> SamplingParams:
@@ -114,11 +152,28 @@ def sampling_fields(args: argparse.Namespace) -> dict[str, Any]:
     }
     if "logit_bias" in given:
         given["logit_bias"] = dict(map(_parse_bias, given["logit_bias"]))
+    for flag in CONSTRAINT_FLAGS:
+        if (value := getattr(args, _CONSTRAINT_DEST + flag.field, None)) is not None:
+            given["structured_outputs"] = _constraint(flag, value)
     try:
         SamplingParams(**{"max_tokens": None} | given)
     except InvalidRequestError as error:
         raise UsageError(str(error)) from error
     return given
+
+
+def _constraint(flag: ConstraintFlag, value: str) -> StructuredOutputs:
+    asked: Any = value
+    if flag.field == "choice":
+        asked = [each.strip() for each in value.split(",")]
+    elif flag.marks and not any(mark in value for mark in flag.marks):
+        if value == "-":
+            raise UsageError(f"--{flag.name} takes a file or a text, not stdin")
+        asked = read_text(value, f"--{flag.name}")
+    try:
+        return StructuredOutputs(**{flag.field: asked})
+    except InvalidRequestError as error:
+        raise UsageError(f"--{flag.name}: {error.message}") from error
 
 
 def _parse_bias(text: str) -> tuple[int, float]:

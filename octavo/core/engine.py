@@ -22,7 +22,7 @@ from octavo.core.idle_offload import IdleOffload
 from octavo.core.kv_tables import GONE
 from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import RequestUpdate, Scheduler
-from octavo.core.stats import StepStats
+from octavo.core.stats import ConstraintStats, StepStats
 from octavo.core.step_meter import NoMeter, StepMeter
 
 _log = logging.getLogger("octavo")
@@ -85,6 +85,7 @@ class Engine:
         self.clock: Clock = clock or WallClock()
         self._meter: StepMeter = meter or NoMeter()
         self.step_seconds = 0.0  # of all steps so far
+        self.constraints = ConstraintStats()
         self._submitted: deque[_Submitted] = deque()
         self._last_result_at = -math.inf
         self._halves: deque[Batch] = deque()  # of batches that raised, to be run before others
@@ -460,6 +461,7 @@ class Engine:
             draft_seconds=proposer.seconds if proposer is not None else 0.0,
             num_invariant_violations=self.num_invariant_violations,
             draft_accepted_by_position=tuple(drafts.accepted_by_position),
+            **self.constraints.figures,
             **self._store.figures,
             **self._meter.figures,
         )

@@ -158,6 +158,11 @@ class Request:
         one."""
         return self.mask is not None and not self._up_to_date(self.mask).is_over
 
+    @property
+    def has_slow_mask(self) -> bool:
+        """True if ``bitmask`` may take long, see ``TokenMask``."""
+        return self.mask is not None and self.mask.is_slow
+
     def bitmask(self) -> Bits | None:
         """Return the tokens that may follow the known ones (see ``TokenMask``); None if all may."""
         return None if self.mask is None else self._up_to_date(self.mask).bitmask()

@@ -112,6 +112,29 @@ class RequestStats:
         return 1.0 / self.tpot if self.tpot else None
 
 
+@dataclass(slots=True)
+class ConstraintStats:
+    """Totals of the constraints on answers: grammars that were compiled or refused, and masks of
+    tokens that were computed of them, with the seconds that each took."""
+
+    num_compiled: int = 0
+    compile_seconds: float = 0.0
+    num_masks: int = 0
+    mask_seconds: float = 0.0
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The fields of `StepStats` that have them; none while no constraint was asked for."""
+        if not self.num_compiled:
+            return {}
+        return {
+            "constraints_compiled": self.num_compiled,
+            "constraint_compile_seconds": self.compile_seconds,
+            "constraint_masks": self.num_masks,
+            "constraint_mask_seconds": self.mask_seconds,
+        }
+
+
 @dataclass(frozen=True, slots=True)
 class StepStats:
     """The engine at the end of one step. Blocks obey free + cached + used == total.
@@ -176,6 +199,11 @@ class StepStats:
     kv_transfer_misses_peer_ended: int | None = None
     kv_transfer_misses_damaged: int | None = None
     kv_transfer_misses_unreachable: int | None = None
+    # Totals of constraints (`ConstraintStats`), None before one was asked for.
+    constraints_compiled: int | None = None
+    constraint_compile_seconds: float | None = None
+    constraint_masks: int | None = None
+    constraint_mask_seconds: float | None = None
     # Figures of a meter (core/step_meter.py), None without one. Of this step: the share of its time
     # that the device needs for it at least, and how long its bytes, and its operations, take at
     # the device's peaks. The others are totals: that least time, the predicted time, the measured

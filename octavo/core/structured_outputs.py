@@ -26,7 +26,7 @@ class Constraint(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class StructuredOutputs:
     """A constraint on the text of an answer; just one of the first six fields is given.
 
@@ -113,9 +113,18 @@ class StructuredOutputs:
         return cls(**values)
 
     @property
+    def kind(self) -> str:
+        """The name of the field that is given."""
+        return next(name for name in _KINDS if getattr(self, name) is not None)
+
+    def __repr__(self) -> str:
+        given = (f"{name}={value!r}" for name, value in self.to_dict().items())
+        return f"{type(self).__name__}({', '.join(given)})"
+
+    @property
     def constraint(self) -> Constraint:
         """The field that is given, as text: choices are a JSON list, and any object is a schema."""
-        kind = next(name for name in _KINDS if getattr(self, name) is not None)
+        kind = self.kind
         if kind == "json_object":
             return Constraint("json", '{"type": "object"}')
         value = getattr(self, kind)
@@ -126,6 +135,10 @@ class StructuredOutputs:
         object."""
         defaults = {each.name: each.default for each in fields(self)}
         return {name: value for name, value in asdict(self).items() if value != defaults[name]}
+
+
+# vLLM's name of it.
+StructuredOutputsParams = StructuredOutputs
 
 
 def _json_text(value: Any, field: str) -> str:

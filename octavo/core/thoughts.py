@@ -30,7 +30,7 @@ class ThoughtTokens:
 
 
 class _Place(NamedTuple):
-    """Where an answer stands after some of its tokens.
+    """State of an answer after some of its tokens.
 
     Args:
         tail: the last bytes since the thought, or what is no thought, began: as many as a tag may
@@ -88,6 +88,7 @@ class ThoughtBudget:
         closing: the tokens of that text; one of the thought's ends is in it.
     """
 
+    is_slow = False
     problem = None
 
     def __init__(
@@ -110,6 +111,19 @@ class ThoughtBudget:
     def bitmask(self) -> Bits | None:
         place = self._places[-1]
         return self._bits[place.num_forced] if self._is_closing(place) else None
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        forced = self.forced_tokens(len(token_ids))
+        for count, (token_id, other) in enumerate(zip(token_ids, forced, strict=False)):
+            if token_id != other:
+                return count
+        return len(token_ids)
+
+    def forced_tokens(self, most: int) -> Sequence[int]:
+        place = self._places[-1]
+        if not self._is_closing(place):
+            return ()
+        return self._closing[place.num_forced : place.num_forced + most]
 
     def _is_closing(self, place: _Place) -> bool:
         if place.is_answering or not place.is_inside or place.num_inside < self._budget:

@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from functools import lru_cache
+from itertools import takewhile
 from operator import is_
 from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
@@ -44,9 +45,25 @@ class TokenMask(Protocol):
         """Why it allows no token at all, where that is not what it is for; None otherwise."""
         ...
 
+    @property
+    def is_slow(self) -> bool:
+        """True if ``bitmask`` may take longer than a look-up: it is then asked for in another
+        thread, while the step runs whose logits it masks."""
+        ...
+
     def bitmask(self) -> Bits | None:
         """Return the allowed next tokens; None if all are. The array is never changed: after
         another token there is another object."""
+        ...
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """Return how many of these tokens may come next, one after the other. Quick, so that it
+        may count a token that ``bitmask`` forbids."""
+        ...
+
+    def forced_tokens(self, most: int) -> Sequence[int]:
+        """Return up to ``most`` tokens whose text must come next, as the tokenizer writes it; none
+        if there is a choice. Other tokens may write the same text, and are allowed too."""
         ...
 
     def advance(self, token_ids: Iterable[int]) -> None:
@@ -102,6 +119,7 @@ def create_mask(
 class _Counting:
     """A mask that depends on the number of tokens only."""
 
+    is_slow = False
     problem = None
 
     def __init__(self) -> None:
@@ -115,6 +133,9 @@ class _Counting:
 
     def fork(self) -> Self:
         return copy(self)
+
+    def forced_tokens(self, most: int) -> Sequence[int]:
+        return ()
 
 
 class AllowedTokens(_Counting):
@@ -132,6 +153,9 @@ class AllowedTokens(_Counting):
     def bitmask(self) -> Bits:
         return self._bits
 
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        return _num_leading(_is_in(self._bits, token_id) for token_id in token_ids)
+
 
 class MinTokens(_Counting):
     """Forbids stop tokens among the first ``min_tokens``."""
@@ -147,6 +171,12 @@ class MinTokens(_Counting):
 
     def bitmask(self) -> Bits | None:
         return None if self.is_over else self._bits
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        return _num_leading(
+            count >= self._min_tokens or _is_in(self._bits, token_id)
+            for count, token_id in enumerate(token_ids, self.num_tokens)
+        )
 
 
 class _Beginning:
@@ -167,6 +197,7 @@ class BadWords:
     """
 
     is_over = False
+    is_slow = False
     problem = None
 
     def __init__(self, words: Iterable[Sequence[int]], vocab_size: int):
@@ -192,6 +223,20 @@ class BadWords:
         if last:
             return _without(self._always, last, self._vocab_size)
         return self._always if self._root.last else None
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        under_way = self._under_way
+        count = 0
+        for token_id in token_ids:
+            if any(token_id in node.last for node in (self._root, *self._under_way)):
+                break
+            count += 1
+            self._follow(token_id)
+        self._under_way = under_way
+        return count
+
+    def forced_tokens(self, most: int) -> Sequence[int]:
+        return ()
 
     def advance(self, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:
@@ -261,6 +306,17 @@ class AllOf:
         self._last = (found, result)
         return result
 
+    @property
+    def is_slow(self) -> bool:
+        return any(mask.is_slow for mask in self._masks)
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        return min(mask.num_allowed(token_ids) for mask in self._masks[: self._num_firm])
+
+    def forced_tokens(self, most: int) -> Sequence[int]:
+        forced = max((mask.forced_tokens(most) for mask in self._masks), key=len)
+        return forced[: self.num_allowed(forced)]
+
     def advance(self, token_ids: Iterable[int]) -> None:
         token_ids = list(token_ids)
         for mask in self._masks:
@@ -279,6 +335,14 @@ class AllOf:
 def _everything(vocab_size: int) -> Bits:
     """Return all bits, those beyond the vocabulary too. Not to be changed."""
     return array("I", b"\xff" * (4 * -(-vocab_size // 32)))
+
+
+def _is_in(bits: Bits, token_id: int) -> bool:
+    return 0 <= token_id < 32 * len(bits) and bool(bits[token_id >> 5] >> (token_id & 31) & 1)
+
+
+def _num_leading(are_allowed: Iterable[bool]) -> int:
+    return sum(1 for _ in takewhile(bool, are_allowed))
 
 
 def _without(bits: Bits, token_ids: Iterable[int], vocab_size: int) -> Bits:

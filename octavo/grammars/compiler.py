@@ -7,12 +7,14 @@ expressions' derivatives, walked together with a trie of the vocabulary.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from copy import copy
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.base.errors import ConstraintError
+from octavo.core.stats import ConstraintStats
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.grammars.explanations import explained
 from octavo.grammars.grammar_mask import GrammarMask
@@ -50,12 +52,20 @@ class GrammarCompiler:
 
     Args:
         vocab_size, stop_token_ids: see `GrammarVocabulary`.
+        stats: counts what is compiled, and masks.
 
     ``trial`` may be set before the first constraint comes: then nothing is compiled that it has not
     tried.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, stop_token_ids: Collection[int]):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        stop_token_ids: Collection[int],
+        stats: ConstraintStats | None = None,
+    ):
+        self._stats = stats or ConstraintStats()
         self.trial: Trial | None = None
         self._open: Callable[[], GrammarVocabulary] = lambda: GrammarVocabulary.of(
             tokenizer, vocab_size, stop_token_ids
@@ -84,23 +94,27 @@ class GrammarCompiler:
             if known is not None:
                 self._known.move_to_end(asked)
         if known is None:
-            known = self._compiled(asked)
+            vocabulary, begun_at = self.vocabulary(), time.perf_counter()
+            known = self._compiled(asked, vocabulary)
             with self._lock:
+                self._stats.num_compiled += 1
+                self._stats.compile_seconds += time.perf_counter() - begun_at
                 self._known[asked] = known
                 while len(self._known) > _MAX_CACHED:
                     self._known.popitem(last=False)
         if isinstance(known, ConstraintError):
             raise copy(known)  # one that was raised before has a traceback
-        return known.mask()
+        return known.mask(self._stats)
 
-    def _compiled(self, asked: StructuredOutputs) -> _Grammar | ConstraintError:
+    def _compiled(
+        self, asked: StructuredOutputs, vocabulary: GrammarVocabulary
+    ) -> _Grammar | ConstraintError:
         try:
-            vocabulary = self.vocabulary()
             if self.trial is not None:
                 source = self.trial.try_out(asked, vocabulary)
             else:
                 source = source_of(asked, vocabulary.special_ids, vocabulary.stop_token_ids)
-            return _Grammar(compile_source(source, asked, vocabulary), source.openings, vocabulary)
+            return _Grammar(compile_source(source, asked, vocabulary), source, vocabulary)
         except ConstraintError as error:
             return error
 
@@ -108,15 +122,18 @@ class GrammarCompiler:
 class _Grammar:
     """A grammar at its beginning, of which masks are copies."""
 
-    def __init__(self, start: LLMatcher, openings: tuple[str, ...], vocabulary: GrammarVocabulary):
+    def __init__(self, start: LLMatcher, source: GrammarSource, vocabulary: GrammarVocabulary):
         self._start, self._vocabulary = start, vocabulary
-        self._openings = [opening.encode() for opening in openings if opening]
-        self._has_numbers = bool(openings)
+        self._openings = [opening.encode() for opening in source.openings if opening]
+        self._has_numbers = bool(source.openings)
+        self._has_end = source.has_end
 
-    def mask(self) -> GrammarMask:
+    def mask(self, stats: ConstraintStats) -> GrammarMask:
         vocabulary = self._vocabulary
         numbers = NumberRuns(vocabulary.digits, self._openings) if self._has_numbers else None
-        return GrammarMask(self._start, vocabulary.vocab_size, numbers)
+        encode = vocabulary.tokens.tokenize_bytes
+        sizes = vocabulary.vocab_size, stats, numbers, encode
+        return GrammarMask(self._start, *sizes, has_end=self._has_end)
 
 
 def compile_source(

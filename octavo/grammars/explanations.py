@@ -8,6 +8,7 @@ from itertools import islice
 
 from octavo.base.errors import ConstraintError
 from octavo.core.structured_outputs import StructuredOutputs
+from octavo.grammars.gbnf import is_gbnf
 from octavo.grammars.json_schema import parse_schema, reachable
 from octavo.grammars.sources import GrammarSource
 from octavo.grammars.vocabulary import GrammarVocabulary
@@ -44,7 +45,8 @@ def explained(error: str, source: GrammarSource, asked: StructuredOutputs) -> Co
     place = "#"
     if kind == "json":
         place, error = _innermost(error, text)
-    message = _message(error, is_whole=asked.begins_after is None and kind != "structural_tag")
+    is_whole = kind == "grammar" and asked.begins_after is None and not is_gbnf(text)
+    message = _message(error, is_whole=is_whole)
     if place != "#":
         message = f"at {place}: {message}"
     if reason == "unsatisfiable":

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING
 
+from octavo.core.stats import ConstraintStats
 from octavo.core.token_mask import Bits
 from octavo.grammars.number_runs import NumberRuns
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+_MOST_FORCED = 256  # bytes that are written as tokens at once
+_SPECIAL = b"\xff"  # begins a special token in a text of llguidance
 
 
 class GrammarMask:
@@ -22,19 +27,37 @@ class GrammarMask:
 
     Args:
         start: the beginning of the grammar. It is not changed, and masks may share it.
+        stats: counts masks.
         numbers: at its beginning too; None leaves runs of digits as long as they are.
+        encode: the tokens of a text, for forced ones; None forces none.
+        has_end: each text that must come has an end, so that it can be looked for.
     """
 
     is_over = False
+    is_slow = True
 
-    def __init__(self, start: LLMatcher, vocab_size: int, numbers: NumberRuns | None = None):
+    def __init__(
+        self,
+        start: LLMatcher,
+        vocab_size: int,
+        stats: ConstraintStats,
+        numbers: NumberRuns | None = None,
+        encode: Callable[[bytes], list[int]] | None = None,
+        *,
+        has_end: bool = True,
+    ):
         self._start = start
+        self._stats = stats
         self._matcher = start.deep_copy()
         self._num_words = -(-vocab_size // 32)
         self._numbers = numbers
+        self._encode = encode
+        self._has_end = has_end
         self._token_ids: list[int] = []
         self._num_wrong = 0  # the last tokens, of which the first was not allowed
         self._bits: Bits | None = None  # of the state as it is
+        # Forced tokens, from a number of tokens on: a text is written as tokens once.
+        self._forced: tuple[int, list[int]] = (0, [])
 
     @property
     def num_tokens(self) -> int:
@@ -54,6 +77,7 @@ class GrammarMask:
         if self._num_wrong:
             return None
         if self._bits is None:
+            begun_at = perf_counter()
             bits = array("I", bytes(4 * self._num_words))
             if not self._matcher.is_error():
                 address, count = bits.buffer_info()
@@ -61,6 +85,8 @@ class GrammarMask:
                 if self._matcher.is_error():
                     bits = array("I", bytes(4 * self._num_words))
             self._bits = self._without_long_runs(bits)
+            self._stats.num_masks += 1
+            self._stats.mask_seconds += perf_counter() - begun_at
         return self._bits
 
     def _without_long_runs(self, bits: Bits) -> Bits:
@@ -89,6 +115,8 @@ class GrammarMask:
             return
         self._bits = None
         del self._token_ids[len(self._token_ids) - num_tokens :]
+        if len(self._token_ids) < self._forced[0]:
+            self._forced = (0, [])
         if self._numbers is not None:
             self._numbers.rollback(num_tokens)
         if self._matcher.is_error():  # it stays so
@@ -104,12 +132,14 @@ class GrammarMask:
 
     def fork(self) -> GrammarMask:
         other = GrammarMask.__new__(GrammarMask)
-        other._start = self._start
+        other._start, other._stats = self._start, self._stats
         other._matcher = self._matcher.deep_copy()
         other._num_words = self._num_words
         other._numbers = None if self._numbers is None else self._numbers.fork()
+        other._has_end = self._has_end
         other._token_ids = self._token_ids.copy()
         other._num_wrong, other._bits = self._num_wrong, self._bits
+        other._encode, other._forced = self._encode, self._forced
         return other
 
     @property
@@ -117,9 +147,30 @@ class GrammarMask:
         """True if the tokens so far are a whole sentence of the grammar."""
         return not self._num_wrong and bool(self._matcher.is_accepting())
 
-    def forced_tokens(self) -> list[int]:
-        """Return the tokens that must come next, as the tokenizer would write their text; none if
-        there is a choice."""
-        if self._num_wrong or self._matcher.is_error():
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        if self._num_wrong:
+            return len(token_ids)
+        if self._matcher.is_error():
+            return 0
+        count: int = self._matcher.validate_tokens(list(token_ids))
+        return count
+
+    def forced_tokens(self, most: int) -> list[int]:
+        if self._num_wrong or self._matcher.is_error() or not self._has_end:
             return []
-        return list(self._matcher.compute_ff_tokens())
+        begin, forced = self._forced
+        done = len(self._token_ids) - begin
+        if not (0 <= done < len(forced) and self._token_ids[begin:] == forced[:done]):
+            begin, forced, done = len(self._token_ids), self._tokens_of_forced_text(), 0
+            self._forced = (begin, forced)
+        return forced[done : done + most]
+
+    def _tokens_of_forced_text(self) -> list[int]:
+        text = self._matcher.compute_ff_bytes()
+        if not text or self._encode is None:
+            return []
+        if _SPECIAL in text:
+            return list(self._matcher.compute_ff_tokens())
+        # With the last token, which may be another where more text follows: drafts are verified.
+        forced = self._encode(text[:_MOST_FORCED])
+        return forced[: self.num_allowed(forced)]

@@ -11,7 +11,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# A text of any length; and one or more characters, to stand between special tokens.
+# Where a text must come, all tokens that it may begin with are allowed, and not only those that
+# the tokenizer would write. To find out what must come has no end in some grammars.
+_OPTIONS = '%llguidance {"no_forcing": true}'
+# A text of any length.
 _FREE = r"/(?s:.*)/"
 
 
@@ -34,7 +37,7 @@ class LarkGrammar:
 
     def source(self, start: str) -> str:
         """Return the whole, which begins with the expression ``start``, as llguidance reads it."""
-        text = "\n".join([f"start: {start}", *self._rules])
+        text = "\n".join([_OPTIONS, f"start: {start}", *self._rules])
         return json.dumps({"grammars": [{"name": "whole", "lark_grammar": text}, *self._grammars]})
 
     def rule(self, expression: str) -> str:

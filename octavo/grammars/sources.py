@@ -10,6 +10,8 @@ from typing import Any
 from octavo.base.errors import ConstraintError
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.grammars.beginnings import after
+from octavo.grammars.endless import may_be_endless
+from octavo.grammars.gbnf import is_gbnf, to_lark
 from octavo.grammars.json_schema import parse_schema, whitespace_pattern
 from octavo.grammars.lark import LarkGrammar
 from octavo.grammars.structural_tags import StructuralTags
@@ -23,12 +25,13 @@ class GrammarSource:
 
     ``openings`` has the texts after which an answer has JSON: the empty one where all of it is
     JSON, and none where it has none, or where digits may go on. ``has_rules`` is true if the
-    request has rules of its own.
+    request has rules of its own; ``has_end`` if each text that must come has one.
     """
 
     text: str
     openings: tuple[str, ...] = ()
     has_rules: bool = False
+    has_end: bool = True
 
 
 def source_of(
@@ -57,12 +60,9 @@ def source_of(
             source = _SOURCES[kind](asked, text)
         except ConstraintError as error:
             raise ConstraintError(str(error), f"structured_outputs.{kind}", error.reason) from None
-        begin = asked.begins_after
-        openings = [begin or ""] if kind == "json" else []
-        if begin is None:
-            return GrammarSource(source, _bounded(asked, openings), kind == "grammar")
+        openings = [asked.begins_after or ""] if kind == "json" else []
         answer = grammar.embed(source)
-        if kind == "json":  # models write newlines after a thought
+        if kind == "json" and asked.begins_after is not None:  # models write newlines there
             answer = f"{grammar.terminal(_NEWLINES)} {answer}"
     if asked.begins_after is not None:
         whole = grammar.rule(answer)
@@ -70,7 +70,8 @@ def source_of(
         if asked.begins_with is not None:
             answer = f"{grammar.text(asked.begins_with)} ({answer}) | {whole}"
     has_rules = kind == "grammar" or (kind == "structural_tag" and '"grammar"' in text)
-    return GrammarSource(grammar.source(answer), _bounded(asked, openings), has_rules)
+    has_end = not has_rules or (kind == "grammar" and not may_be_endless(source))
+    return GrammarSource(grammar.source(answer), _bounded(asked, openings), has_rules, has_end)
 
 
 def _bounded(asked: StructuredOutputs, openings: list[str]) -> tuple[str, ...]:
@@ -117,15 +118,7 @@ def _choice_source(asked: StructuredOutputs, choices: str) -> str:
 
 
 def _grammar_source(asked: StructuredOutputs, grammar: str) -> str:
-    from llguidance.gbnf_to_lark import any_to_lark
-
-    try:
-        lark: str = any_to_lark(grammar)
-    except RecursionError:
-        raise ConstraintError("is nested too deep", None, "too_complex") from None
-    except Exception as error:
-        raise ConstraintError(f"is no grammar in GBNF: {error}") from None
-    return lark
+    return to_lark(grammar) if is_gbnf(grammar) else grammar
 
 
 _SOURCES: dict[str, Callable[[StructuredOutputs, str], str]] = {

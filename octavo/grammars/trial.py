@@ -14,9 +14,10 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
-from octavo.base.errors import ConstraintError, EngineError
+from octavo.base.errors import ConstraintError, EngineError, EngineUnavailableError
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.grammars.sources import GrammarSource
 from octavo.grammars.trial_process import LENGTH
@@ -47,6 +48,7 @@ class TrialProcess:
 
         Raises:
             ConstraintError: it cannot.
+            EngineUnavailableError: the machine is too busy to tell.
             EngineError: the process has ended meanwhile.
         """
         answer: Future[dict[str, Any]] = Future()
@@ -57,6 +59,12 @@ class TrialProcess:
             self._asked[self._count] = answer
             self._send({"number": self._count, "asked": asked.to_dict()})
         found = answer.result(_PATIENCE)
+        if "late" in found:
+            raise EngineUnavailableError(
+                "the constraint could not be compiled in time, since other programs have the "
+                "processors",
+                retry_after=1.0,
+            )
         if "error" in found:
             message, field = found["error"], found["field"]
             if field is None:
@@ -66,7 +74,8 @@ class TrialProcess:
             error = ConstraintError(message, None, found["reason"])
             error.field = field
             raise error
-        return GrammarSource(found["text"], tuple(found["openings"]), found["has_rules"])
+        source = GrammarSource(**found["source"])
+        return replace(source, openings=tuple(source.openings))
 
     def close(self) -> None:
         """End the process. May be repeated."""

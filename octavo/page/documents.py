@@ -18,6 +18,7 @@ NAMES = (
     "inference",
     "models",
     "server",
+    "structured_output",
     "planning",
     "simulation",
     "measuring",

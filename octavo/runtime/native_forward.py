@@ -33,6 +33,7 @@ from octavo.runtime.input_batch import (
     flatten,
     state_steps,
 )
+from octavo.runtime.mask_thread import LateMask, MaskThread
 from octavo.runtime.native_kv_cache import NativeCache
 from octavo.runtime.native_sampling import LogprobArray, SampleArray, status_error
 from octavo.runtime.probe import NativeProbe
@@ -85,6 +86,8 @@ class NativeForward:
         self._status = _int32s(rows)
         self._row_finite = bytearray(max(max_tokens, rows))
         self._samples = SampleArray(rows)
+        self._late_masks: list[LateMask] = []  # of the step that is written
+        self._mask_thread = MaskThread(program.library, program.vocab_size)
         self._logprobs = LogprobArray(rows, program.vocab_size)
         self._logits = np.empty((0, program.vocab_size), dtype=np.float32)
         self._probabilities = np.empty((0, program.vocab_size), dtype=np.float32)
@@ -114,6 +117,7 @@ class NativeForward:
             tokens=_address(self._tokens),
             status=_address(self._status),
             row_finite=ctypes.addressof(ctypes.c_char.from_buffer(self._row_finite)),
+            masks_made=self._mask_thread.counter,
         )
 
     @property
@@ -163,7 +167,7 @@ class NativeForward:
         sampling.give(
             rows,
             tokens,
-            _reasons(status) if any(status) else {},
+            _reasons(status) | self._mask_thread.problems if any(status) else {},
             lambda row: self._logprobs.entry(row, tokens[row]),
         )
         if sampling.weighed:
@@ -283,7 +287,13 @@ class NativeForward:
 
     def _step(self, num_positions: int) -> None:
         """Run the step that is written; rope tables must have ``num_positions``."""
-        self.program.step(self._arguments, num_positions)
+        self._run(num_positions)
+
+    def _run(self, num_positions: int) -> None:
+        """Run this rank's part of the step that is written, while slow masks are made."""
+        masks, self._late_masks = self._late_masks, []
+        with self._mask_thread.making(masks):
+            self.program.step(self._arguments, num_positions)
 
     def _write_sampling(self, sampling: SampledRows) -> None:
         """Write which rows are sampled, and their parameters."""
@@ -292,7 +302,8 @@ class NativeForward:
         self._arguments.head_only = 0
         self._out_rows[:count] = array("i", sampling.at)
         self._logits_at[:count] = array("Q", bytes(8 * count))
-        self._samples.write(sampling.requests)
+        self._late_masks = []
+        self._samples.write(sampling.requests, self._late_masks)
         self._arguments.probabilities = None
         if sampling.weighed:
             self._ask_probabilities(sampling.weighed, count)

@@ -11,17 +11,22 @@ import math
 import struct
 from array import array
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
 from octavo.core.batch import BAD_LOGITS, NO_TOKEN_LEFT, OVERFLOW, TokenLogprobs
 from octavo.core.request import Request
+from octavo.core.token_mask import Bits
 from octavo.kernels.cpu import abi
+from octavo.runtime.mask_thread import LateMask
 from octavo.runtime.sampling_row import DraftedRow, SamplingRow, is_greedy
 
-# The fields of abi.Sample, in their order. One pack_into is ten times as fast as 19 assignments.
-_SAMPLE = struct.Struct("@4f3d3iI2P2Q3Pq")
+# The fields of abi.Sample, in their order. One pack_into is ten times as fast as 20 assignments.
+_SAMPLE = struct.Struct("@4f3d3iI2P2QPq2Pq")
 assert _SAMPLE.size == ctypes.sizeof(abi.Sample)
+_MASK_OFFSET = abi.Sample.mask.offset
+_ADDRESS = struct.Struct("@P")
 _LOGPROBS = struct.Struct("@2id2P")
 assert _LOGPROBS.size == ctypes.sizeof(abi.Logprobs)
 
@@ -63,8 +68,13 @@ class SampleArray:
         self._outputs: dict[int, tuple[Request, array[int]]] = {}
         self._of_this_step: list[array[int]] = []
 
-    def write(self, rows: Sequence[Row]) -> None:
-        """Write ``rows`` to the first entries."""
+    def write(self, rows: Sequence[Row], late: list[LateMask] | None = None) -> None:
+        """Write ``rows`` to the first entries.
+
+        Args:
+            late: slow masks are added to it, for a `MaskThread` to make while the step runs. None
+                makes them here.
+        """
         structs, pack, size = self.array, _SAMPLE.pack_into, _SAMPLE.size
         prompts, biases, outputs = self._prompts, self._biases, self._outputs
         self._prompts, self._biases, self._outputs, self._of_this_step = {}, {}, {}, []
@@ -79,11 +89,14 @@ class SampleArray:
                     repetition = repetition if repetition <= _LARGEST_FLOAT else math.inf
                     prompt, num_prompt = self._prompt(row.prompt_token_ids, prompts)
                 output, num_output = self._output(row, outputs)
-            bias_ids = amounts = num_biases = mask = 0
+            bias_ids = amounts = num_biases = mask = mask_turn = 0
             if params.logit_bias:
                 bias_ids, amounts, num_biases = self._bias(params.logit_bias, biases)
-            bits = row.bitmask()
-            if bits is not None:
+            if late is not None and row.has_slow_mask:
+                give = partial(self._give_mask, offset + _MASK_OFFSET)
+                late.append(LateMask(offset // size, row.bitmask, give))
+                mask_turn = len(late)
+            elif (bits := row.bitmask()) is not None:
                 mask, _ = self._alive(bits)
             pack(
                 structs,
@@ -104,11 +117,17 @@ class SampleArray:
                 row.seed & _MASK,
                 row.num_output_tokens,
                 mask,
+                mask_turn,
                 bias_ids,
                 amounts,
                 num_biases,
             )
             offset += size
+
+    def _give_mask(self, offset: int, bits: Bits | None) -> None:
+        """Write the mask of a row, at the ``offset`` of its field: by another thread."""
+        if bits is not None:
+            _ADDRESS.pack_into(self.array, offset, self._alive(bits)[0])
 
     def _prompt(
         self, token_ids: Sequence[int], known: dict[int, tuple[Sequence[int], array[int]]]

@@ -261,7 +261,7 @@ class _Lane(LeadingForward):
 
     def compute(self) -> ForwardOutput:
         """Run the step that is written, and return its output."""
-        self.program.step(self._arguments, self._longest)
+        self._run(self._longest)
         return self._output(self._sampling, self.num_tokens)
 
     def _point_at_tables(self, rows: Sequence[int], num_blocks: int) -> None:
@@ -273,7 +273,7 @@ class _Lane(LeadingForward):
         if self.program.group is not None:
             super()._step(num_positions)
         else:
-            self.program.step(self._arguments, num_positions)
+            self._run(num_positions)
 
 
 class _PipelinedCache(LeadingCache):

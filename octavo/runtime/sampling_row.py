@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any
 
 from octavo.core.batch import Draft
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.token_counts import SeenTokens, TokenCounts
-from octavo.core.token_mask import Bits
+from octavo.core.token_mask import Bits, TokenMask
 
 # A lower temperature is treated as 0.
 GREEDY_TEMPERATURE = 1e-5
@@ -52,6 +53,10 @@ class SamplingRow:
         counts.advance(self.output_token_ids)
         return SeenTokens(counts, {})
 
+    @property
+    def has_slow_mask(self) -> bool:
+        return False
+
     def bitmask(self) -> Bits | None:
         return self.bits
 
@@ -62,13 +67,50 @@ class SamplingRow:
         return self.bits is not None or bool(params.logit_bias) or params.has_penalties
 
 
+class DraftedMasks:
+    """The masks of a request after each of some paths of drafted tokens.
+
+    All are made when the first is asked for, so that each token is followed once.
+    """
+
+    __slots__ = ("_found", "_mask", "_paths", "is_slow")
+
+    def __init__(self, mask: TokenMask, paths: Sequence[tuple[int, ...]]):
+        self._mask, self._paths = mask, paths
+        self._found: list[Bits | None] | None = None
+        self.is_slow = mask.is_slow
+
+    def bitmask(self, index: int) -> Bits | None:
+        """Return the tokens that are allowed after a path; None if all are."""
+        if self._found is None:
+            self._found = self._follow()
+        return self._found[index]
+
+    def _follow(self) -> list[Bits | None]:
+        """Follow the paths, and return to where the mask was."""
+        found: list[Bits | None] = []
+        at: tuple[int, ...] = ()
+        try:
+            for path in self._paths:
+                shared = len(commonprefix([at, path]))
+                self._mask.rollback(len(at) - shared)
+                at = path[:shared]
+                self._mask.advance(path[shared:])
+                at = path
+                found.append(self._mask.bitmask())
+        finally:
+            self._mask.rollback(len(at))
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class DraftedRow:
     """The row of a request as it would be after drafted tokens."""
 
     request: Request
     drafted: tuple[int, ...]  # the path from the last known token
-    bits: Bits | None
+    masks: DraftedMasks | None  # None: nothing is forbidden
+    index: int  # of the path among theirs
 
     @property
     def params(self) -> SamplingParams:
@@ -97,8 +139,12 @@ class DraftedRow:
         counts = self.request.seen_tokens().counts
         return SeenTokens(counts, counts.after(self.drafted))
 
+    @property
+    def has_slow_mask(self) -> bool:
+        return self.masks is not None and self.masks.is_slow
+
     def bitmask(self) -> Bits | None:
-        return self.bits
+        return None if self.masks is None else self.masks.bitmask(self.index)
 
 
 class _Output(Sequence[int]):
@@ -139,18 +185,8 @@ def rows_of(request: Request, draft: Draft) -> list[Request | DraftedRow]:
     paths: list[tuple[int, ...]] = []
     for token_id, parent in zip(draft.token_ids, draft.parents, strict=True):
         paths.append((*(paths[parent] if parent >= 0 else ()), token_id))
-    masks = [_mask_after(request, path) for path in paths] if request.is_masked else None
-    drafted = (
-        DraftedRow(request, path, masks[index] if masks else None)
-        for index, path in enumerate(paths)
-    )
-    return [request, *drafted]
-
-
-def _mask_after(request: Request, token_ids: tuple[int, ...]) -> Bits | None:
-    mask = request.mask
-    assert mask is not None
-    mask.advance(token_ids)
-    bits = mask.bitmask()
-    mask.rollback(len(token_ids))
-    return bits
+    masks = None
+    if request.is_masked:
+        assert request.mask is not None  # and it has followed the known tokens
+        masks = DraftedMasks(request.mask, paths)
+    return [request, *(DraftedRow(request, path, masks, at) for at, path in enumerate(paths))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,7 +25,7 @@ class AskedTools:
     """The tools of a request, and what it says about calls of them.
 
     Args:
-        parallel: whether an answer may have several calls.
+        parallel: whether an answer may have several calls, as it may unless one tool is named.
         are_kept_valid: whether a grammar keeps calls valid, from where the model begins one. It
             does unless every tool says that it is not ``strict``, and the model may do without.
     """
@@ -50,7 +50,8 @@ class AskedTools:
         if chosen.mode == "none":
             return cls()
         are_kept_valid = not given or not all(map(_is_free, given))
-        return cls(known, chosen, parallel is not False, are_kept_valid)
+        is_named = isinstance(choice, Mapping) and choice.get("type", "function") == "function"
+        return cls(known, chosen, parallel is not False and not is_named, are_kept_valid)
 
 
 def _is_free(tool: Any) -> bool:
@@ -97,12 +98,14 @@ class AnswerReader:
     Args:
         begins_in_thought: the prompt ends within a thought.
         thoughts: the tags of the model's thoughts, for counting tokens; None if it has none.
+        content_is_json: a constraint lets content be JSON alone, which may have tags in it.
     """
 
     format: ChatFormat
     asked: AskedTools
     begins_in_thought: bool = False
     thoughts: ThoughtTokens | None = None
+    content_is_json: bool = False
 
     @property
     def finds_parts(self) -> bool:
@@ -114,11 +117,11 @@ class AnswerReader:
         asked = self.asked
         return bool(asked.tools) and (asked.are_kept_valid or asked.choice.mode == "required")
 
-    def params(self, params: SamplingParams) -> SamplingParams:
-        """Return the parameters with which the answer is generated so that it can be read, and has
-        the calls that are asked for.
+    def prepare(self, params: SamplingParams) -> tuple[AnswerReader, SamplingParams]:
+        """Return the parameters with which answers are generated so that they can be read, and have
+        the calls that are asked for; and the reader of such answers.
 
-        Where it may have parts, special tokens become text: some are the tags of parts.
+        Where they may have parts, special tokens become text: some are the tags of parts.
 
         Raises:
             InvalidRequestError: a constraint of the content excludes the calls.
@@ -129,7 +132,10 @@ class AnswerReader:
         constraint = self._constraint(params.structured_outputs)
         if constraint != params.structured_outputs:
             changes["structured_outputs"] = constraint
-        return params.with_changes(**changes) if changes else params
+        asked = params.structured_outputs
+        is_json = asked is not None and StructuredOutputs.of(asked).constraint.kind == "json"
+        reader = replace(self, content_is_json=is_json)
+        return reader, params.with_changes(**changes) if changes else params
 
     def parser(self) -> AnswerParser:
         """Make the parser of one answer."""
@@ -139,6 +145,7 @@ class AnswerReader:
             self.asked.tools,
             begins_in_thought=self.begins_in_thought,
             is_constrained=self._keeps_calls_valid,
+            content_is_json=self.content_is_json,
         )
 
     def thought_count(self) -> ThoughtCount | None:

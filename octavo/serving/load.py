@@ -140,9 +140,10 @@ def _load_engine(
         rank = source.load_rank(spec, progress)
     ranks.load(rank)
     speculation = args.speculation()
-    drafter = None
     if speculation is not None:
         _check_speculation(model_config)
+    drafter = None
+    if not model_config.state_layers:
         drafter = open_drafter(speculation, TargetModel(rank, spec, model_config, tokenizer))
     phases.end("weights")
     capacity = ranks.capacity(rank, 0 if drafter is None else drafter.kv_bytes_per_token)

@@ -15,7 +15,7 @@ from octavo.base.errors import ENDINGS
 T = TypeVar("T")
 
 _NUM_THREADS = 2
-_NICENESS = 10  # the engine's threads go first
+_NICENESS = 2  # the engine's threads go first
 
 
 class MaskPreparation:

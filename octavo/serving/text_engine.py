@@ -103,7 +103,9 @@ class TextEngine:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(sorted(set(eos_token_ids)))
-        self.grammars = GrammarCompiler(tokenizer, vocab_size, self.eos_token_ids)
+        self.grammars = GrammarCompiler(
+            tokenizer, vocab_size, self.eos_token_ids, engine.constraints
+        )
         self.chat_templates = ChatTemplates(tokenizer)
         self.groups: dict[str, SampleGroup] = {}
         self._samples: dict[str, tuple[SampleGroup, TextSample]] = {}

@@ -3,6 +3,8 @@
 drafter = open_drafter(config, target)     loads what the method needs: a draft model, heads
 drafter.kv_bytes_per_token                 KV memory that it takes for each token of the pool
 drafter.start(limits)                      its proposer, once the KV pool has a size
+
+With or without one, what the masks of requests force is drafted too (``masked_drafts.py``).
 """
 
 from __future__ import annotations
@@ -43,6 +45,20 @@ class AutoDrafter:
         return AutoProposer([_suffix(config)], model, most)
 
 
+class MaskedDrafter:
+    """A drafter whose proposer knows the masks of requests. Around none, it drafts what these force
+    alone."""
+
+    def __init__(self, drafter: Drafter | None):
+        self._drafter = drafter
+        self.kv_bytes_per_token = 0 if drafter is None else drafter.kv_bytes_per_token
+
+    def start(self, limits: RankLimits) -> DraftProposer:
+        from octavo.speculation.masked_drafts import MaskedDrafts
+
+        return MaskedDrafts(None if self._drafter is None else self._drafter.start(limits))
+
+
 class LimitedDrafter:
     """A drafter whose proposer is not asked while ``num_requests`` or more decode."""
 
@@ -60,15 +76,16 @@ class LimitedDrafter:
         return BatchLimit(self._drafter.start(limits), self._num_requests)
 
 
-def open_drafter(config: SpeculativeConfig, target: TargetModel) -> Drafter:
-    """Open the drafter of ``config.method``, and load its model or heads.
+def open_drafter(config: SpeculativeConfig | None, target: TargetModel) -> Drafter:
+    """Open the drafter of ``config.method``, and load its model or heads; without settings, the one
+    that drafts what masks force.
 
     Raises:
         ModelError: the draft model or heads cannot be found or read. ConfigError: they do not fit
             the target.
     """
-    drafter = _open(config, target)
-    if config.disable_by_batch_size is None:
+    drafter = MaskedDrafter(None if config is None else _open(config, target))
+    if config is None or config.disable_by_batch_size is None:
         return drafter
     return LimitedDrafter(drafter, config.disable_by_batch_size)
 

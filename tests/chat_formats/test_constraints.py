@@ -67,9 +67,9 @@ class Walker:
     def __init__(self, case: Case):
         self.format = case.format()
         tokenizer = byte_tokenizer(control=case.special_texts)
-        self.specials = tokenizer.specials.matcher.ids
+        self.specials = tokenizer.specials
         self.compiler = GrammarCompiler(tokenizer, VOCAB + len(case.special_texts), [EOS])
-        self.texts = {token: text for text, token in self.specials.items()}
+        self.texts = {token: text for text, token in self.specials.matcher.ids.items()}
         tags = [*self.format.openers, *self.format.closers, *(self.format.thoughts or ())]
         self.wanted = [text.encode() for text in [*tags, *case.texts]]  # spelled out, if not tokens
 
@@ -203,7 +203,7 @@ def test_without_a_choice_of_calls_there_is_none(name):
 
 
 def ids_of(walker: Walker, text: str) -> list[int]:
-    parts = walker.compiler.vocabulary().tokenizer.specials.split(text)
+    parts = walker.specials.split(text)
     return [
         token for part in parts for token in ([part] if isinstance(part, int) else part.encode())
     ]
@@ -317,6 +317,31 @@ def test_names_of_arguments_that_cannot_be_written_are_refused(name, argument):
 
 def test_digits_and_letters_of_patterns_are_those_of_ascii():
     assert in_ascii(r"\d[\w-]\\d\s") == r"[0-9][[0-9A-Za-z_]-]\\d\s"
+
+
+CONTENT = {
+    "type": "object",
+    "properties": {"answer": {"type": "integer"}, "name": {"type": "string"}},
+    "required": ["answer"],
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_content_of_a_schema_and_calls_can_be_asked_for_together(name):
+    walker = WALKERS[name]
+    for seed in range(12):
+        text = walker.write(random.Random(seed), walker.mask(choice="auto", content=CONTENT))
+        message = parse(walker.format, text, ALL, content_is_json=True)
+        assert message.warnings == [], text
+        check(message.tool_calls)
+        assert (message.content is None) == bool(message.tool_calls)
+        if message.content is not None:
+            Draft202012Validator(CONTENT).validate(json.loads(message.content))
+    for text in ('{"answer": 4}', '{\n  "answer": 4,\n  "name": "<think>"\n}'):
+        mask = walker.mask(choice="auto", content=CONTENT)
+        mask.advance(text.encode())
+        assert mask.is_accepting
+        assert parse(walker.format, text, ALL, content_is_json=True).content == text
 
 
 def test_there_is_no_constraint_without_tools():

@@ -79,7 +79,12 @@ def test_a_malformed_call_is_content_and_a_warning(name, text, content):
 
 
 def test_what_looks_like_a_call_without_a_tag_is_content_without_a_warning():
-    for name, text in (("llama-json", '{"a": 1}'), ("pythonic", "[x(1)]"), ("generic-json", "{}")):
+    for name, text in (
+        ("llama-json", '{"a": 1}'),
+        ("hermes", '{"answer": 4, "name": "x"}'),
+        ("pythonic", "[x(1)]"),
+        ("generic-json", "{}"),
+    ):
         message = parse(CASES[name].format(), text, TOOLS)
         assert (message.content, message.warnings) == (text, [])
 
@@ -118,3 +123,20 @@ def test_a_call_that_a_grammar_kept_valid_and_the_length_cut_off_stays_a_prefix(
     message = parse(CASES["hermes"].format(), text, TOOLS, is_constrained=True)
     assert [call.arguments for call in message.tool_calls] == ['{"city": "Pa']
     assert message.content is None and message.warnings
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("hermes", '<tool_call>{"name": "clock"', "cut_off"),
+        ("hermes", "<tool_call>clock", "syntax"),
+        ("hermes", '<tool_call>{"name": "clock", "arguments": "[]"}</tool_call>', "arguments"),
+        ("hermes", '<tool_call>{"name": ""}', "unknown_tool"),
+        ("hermes", '<tool_call>{"name": "clock", "arguments": {"a": ' + 300 * "[", "too_large"),
+        ("qwen3-coder", "<function=clock", "cut_off"),
+    ],
+)
+def test_malformed_calls_are_counted_by_reason(name, text, reason):
+    parser = CASES[name].format().parser(TOOLS)
+    parsed(parser, [text])
+    assert parser.malformed == [reason]

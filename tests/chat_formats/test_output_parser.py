@@ -35,7 +35,7 @@ def fragments(name: str) -> st.SearchStrategy[str]:
 
 
 @st.composite
-def cut_texts(draw) -> tuple[str, str, list[str], bool, bool]:
+def cut_texts(draw) -> tuple[str, str, list[str], dict[str, bool]]:
     """A format's name, a text, the text in pieces, and the options of a parser."""
     name = draw(KINDS)
     text = "".join(draw(st.lists(fragments(name), max_size=8)))
@@ -44,15 +44,19 @@ def cut_texts(draw) -> tuple[str, str, list[str], bool, bool]:
         places = list(range(len(text)))
     pieces = [text[i:j] for i, j in pairwise([0, *places, len(text)])]
     has_thoughts = CASES[name].format().thoughts is not None
-    return name, text, pieces, draw(st.booleans()) and has_thoughts, draw(st.booleans())
+    options = {
+        "begins_in_thought": draw(st.booleans()) and has_thoughts,
+        "is_constrained": draw(st.booleans()),
+        "content_is_json": draw(st.booleans()),
+    }
+    return name, text, pieces, options
 
 
 @settings(max_examples=300, deadline=None)
 @given(cut_texts())
 def test_however_a_text_is_cut_the_deltas_joined_are_the_message(case):
-    name, text, pieces, begins_in_thought, is_constrained = case
+    name, text, pieces, options = case
     format = CASES[name].format()
-    options = {"begins_in_thought": begins_in_thought, "is_constrained": is_constrained}
     whole = parsed(format.parser(TOOLS, **options), [text])
     assert parsed(format.parser(TOOLS, **options), pieces) == whole
 
@@ -60,9 +64,10 @@ def test_however_a_text_is_cut_the_deltas_joined_are_the_message(case):
 @settings(max_examples=300, deadline=None)
 @given(cut_texts())
 def test_no_tag_reaches_the_content_and_no_call_is_broken(case):
-    name, text, pieces, begins_in_thought, _ = case
+    name, text, pieces, options = case
     format = CASES[name].format()
-    message = parsed(format.parser(TOOLS, begins_in_thought=begins_in_thought), pieces)
+    begins = options["begins_in_thought"]
+    message = parsed(format.parser(TOOLS, begins_in_thought=begins), pieces)
     for call in message.tool_calls:
         assert call.name and isinstance(json.loads(call.arguments), dict)
     tags = (*format.openers, *format.closers, *(format.thoughts or ()), "<eos>", "<stop>")

@@ -91,3 +91,10 @@ def test_a_thought_may_speak_of_tags_but_not_of_control_tokens():
     message = parse(format, "Hm. [TOOL_CALLS]f[ARGS]{}", [tool], begins_in_thought=True)
     assert message.reasoning == "Hm."
     assert [call.name for call in message.tool_calls] == ["f"]
+
+
+def test_texts_that_end_a_thought_are_known():
+    assert format_of("", SPECIALS).ends_of_thought == ()
+    assert thinking().ends_of_thought == ("</think>",)
+    format = format_of("tools [TOOL_CALLS] [THINK]", {"[TOOL_CALLS]": 3})
+    assert format.ends_of_thought == ("[/THINK]", "[TOOL_CALLS]")

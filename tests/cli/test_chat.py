@@ -11,6 +11,7 @@ import pytest
 
 from octavo import cli
 from octavo.base.errors import PromptTooLongError
+from octavo.core.structured_outputs import StructuredOutputs
 
 ANSWER = "The sky is blue.\n"
 
@@ -50,6 +51,14 @@ def test_flags(fake_llm, talk) -> None:
     assert (llm.model, llm.kwargs) == ("tiny", {"threads": 1})
     assert contents(llm.calls[0][1]) == [("system", "Be brief."), ("user", "Hi")]
     assert (llm.calls[0][2].top_k, llm.calls[0][2].temperature) == (3, 0.7)
+
+
+def test_answers_are_constrained_until_they_are_set_free(fake_llm, talk) -> None:
+    free = "/set structured_outputs null"
+    status, _, _ = talk(f"Hi\n{free}\nHi\n", "--choice", "yes,no")
+    constrained, after = (call[2].structured_outputs for call in fake_llm.made[0].calls)
+    assert status == 0 and after is None
+    assert constrained == StructuredOutputs(choice=("yes", "no"))
 
 
 def test_what_the_models_authors_recommend_goes_before_our_default(fake_llm, talk) -> None:

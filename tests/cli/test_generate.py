@@ -10,6 +10,7 @@ import pytest
 
 from octavo import cli
 from octavo.base.errors import ModelNotFoundError
+from octavo.core.structured_outputs import StructuredOutputs
 
 
 def test_one_prompt_streams_text_then_figures(fake_llm, capsys) -> None:
@@ -165,6 +166,32 @@ def test_every_sampling_flag_arrives(fake_llm, capsys) -> None:
     assert (params.logprobs, params.prompt_logprobs) == (2, 1)
 
 
+SCHEMA = '{"type": "object"}'
+GBNF = 'root ::= "a" | "b"'
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "asked"),
+    [
+        ("--json-schema", SCHEMA, {"json": SCHEMA}),
+        ("--json-schema", f" {SCHEMA}", {"json": f" {SCHEMA}"}),
+        ("--json-schema", "schema.json", {"json": SCHEMA}),
+        ("--regex", "[a-z]{3}", {"regex": "[a-z]{3}"}),
+        ("--choice", "yes, no,Oh no", {"choice": ("yes", "no", "Oh no")}),
+        ("--grammar", GBNF, {"grammar": GBNF}),
+        ("--grammar", 'start: "a"', {"grammar": 'start: "a"'}),
+        ("--grammar", "a.gbnf", {"grammar": GBNF}),
+    ],
+)
+def test_a_constraint_arrives(fake_llm, capsys, tmp_path, monkeypatch, flag, value, asked) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "schema.json").write_text(SCHEMA)
+    (tmp_path / "a.gbnf").write_text(GBNF)
+    assert cli.main(["generate", "--prompt", "x", flag, value]) == 0
+    params = fake_llm.made[0].calls[0][2]
+    assert params.structured_outputs == StructuredOutputs(**asked)
+
+
 def test_what_the_models_authors_recommend_is_the_default(fake_llm, capsys) -> None:
     fake_llm.recommended = {"temperature": 0.6, "top_k": 20}
     cli.main(["generate", "--prompt", "x", "--top-k", "5"])
@@ -199,6 +226,10 @@ def test_only_given_engine_flags_arrive(fake_llm, capsys) -> None:
         ("--prompt x --block-size 0", "block_size"),
         ("--prompt x --kv-cache-memory much", "no size in bytes"),
         ("--prompt x --pipeline-parallel-size 0", "at least 1"),
+        ("--prompt x --json-schema none.json", "--json-schema none.json: No such file"),
+        ("--prompt x --json-schema -", "not stdin"),
+        ("--prompt x --choice a,,b", "--choice: must hold texts that are not empty"),
+        ("--prompt x --regex a --choice a", "not allowed with argument"),
         ("--prompt x --tensor-parallel-size two", "at least 1, or auto, not 'two'"),
     ],
 )

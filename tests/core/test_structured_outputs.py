@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import BaseModel
 
-from octavo.base.errors import InvalidRequestError
+from octavo.base.errors import ConstraintError, InvalidRequestError
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.structured_outputs import MAX_CHARS, MAX_DEPTH, StructuredOutputs
 
@@ -94,6 +94,25 @@ def test_objects_of_vllm_are_read_by_their_fields():
         disable_any_whitespace = False
 
     assert StructuredOutputs.of(StructuredOutputsParams()) == StructuredOutputs(regex="a|b")
+
+
+def test_vllms_name_of_it_works():
+    from octavo import StructuredOutputsParams
+
+    assert StructuredOutputsParams(regex="a") == StructuredOutputs(regex="a")
+
+
+def test_only_what_is_given_is_shown():
+    asked = StructuredOutputs(choice=["a", "b"], is_bounded=False)
+    assert repr(asked) == "StructuredOutputs(choice=('a', 'b'), is_bounded=False)"
+
+
+def test_an_error_names_another_field_and_is_else_the_same():
+    error = ConstraintError("is none", "structured_outputs.json", "unsatisfiable")
+    renamed = error.with_field("json_schema")
+    assert (str(renamed), renamed.field) == ("json_schema: is none", "json_schema")
+    assert (renamed.message, renamed.reason) == ("is none", "unsatisfiable")
+    assert str(error) == "structured_outputs.json: is none"
 
 
 def test_parameters_keep_it():

@@ -171,3 +171,29 @@ def test_a_masked_request_takes_its_tokens_one_by_one():
         sampled.append(batch.items[0].num_sampled)
         scheduler.update(batch, StepOutput({"r": [7]}))
     assert sampled == [1, 1, 8, 8]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_number_of_tokens_that_may_come_is_that_of_their_bits(seed):
+    rng = random.Random(seed)
+    words = [[rng.randrange(6) for _ in range(rng.randint(1, 3))] for _ in range(4)]
+    mask = create_mask(
+        SamplingParams(min_tokens=3, allowed_token_ids=range(rng.randint(4, 9))), VOCAB, [1], words
+    )
+    mask.advance([rng.randrange(6) for _ in range(rng.randint(0, 3))])
+    before = mask.num_tokens
+    for _ in range(50):
+        tokens = [rng.randrange(8) for _ in range(rng.randint(0, 4))]
+        expected, follower = 0, mask.fork()
+        for token_id in tokens:
+            if token_id not in allowed(follower):
+                break
+            expected += 1
+            follower.advance([token_id])
+        assert mask.num_allowed(tokens) == expected
+    assert mask.num_tokens == before and not mask.is_slow and not mask.forced_tokens(4)
+
+
+def test_tokens_outside_of_the_vocabulary_may_not_come():
+    assert AllowedTokens([3], VOCAB).num_allowed([3, 3000]) == 1
+    assert AllowedTokens([3], VOCAB).num_allowed([-1]) == 0

@@ -103,9 +103,43 @@ def test_bits_are_not_changed_by_what_follows():
 
 def test_text_that_must_come_is_known_beforehand():
     followed = mask(json=SCHEMA, disable_any_whitespace=True)
-    assert bytes(followed.forced_tokens()) == b'{"a":['
-    followed.advance(b'{"a":[')
-    assert followed.forced_tokens() == []
+    assert bytes(followed.forced_tokens(16)) == b'{"a":['
+    assert bytes(followed.forced_tokens(2)) == b'{"'
+    followed.advance(b'{"')
+    assert bytes(followed.forced_tokens(16)) == b'a":['
+    followed.advance(b'a":[')
+    assert followed.forced_tokens(16) == []
+
+
+def test_forced_text_is_that_of_the_state_as_it_is():
+    followed = mask(regex="(ab|cb)(xyz|uvw)(12345)")
+    followed.advance(b"ab")
+    followed.advance(b"x")
+    assert bytes(followed.forced_tokens(16)) == b"yz12345"
+    followed.rollback(2)
+    followed.advance(b"bu")
+    assert bytes(followed.forced_tokens(16)) == b"vw12345"
+    followed.advance(b"q")  # forbidden
+    assert followed.forced_tokens(16) == []
+    assert bytes(followed.fork().forced_tokens(3)) == b""
+    followed.rollback(1)
+    assert bytes(followed.fork().forced_tokens(3)) == b"vw1"
+
+
+def test_a_long_forced_text_comes_in_parts():
+    text = b"lorem ipsum " * 100
+    followed, found = mask(regex=text.decode()), b""
+    while forced := followed.forced_tokens(1000):
+        assert len(forced) <= 256
+        followed.advance(forced)
+        found += bytes(forced)
+    assert found == text
+
+
+def test_the_tokens_that_may_come_are_counted():
+    followed = mask(json=SCHEMA, disable_any_whitespace=True)
+    assert followed.num_allowed(list(b'{"a":[1,3]}')) == 8
+    assert followed.num_allowed([EOS]) == 0 and followed.num_tokens == 0
 
 
 @pytest.mark.parametrize(

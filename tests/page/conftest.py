@@ -400,7 +400,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 class Chats:
     """An API whose answer depends on the last message: "count 5" streams five words, anything
-    that a test has put into ``answers`` gets what stands there, in one piece for each string.
+    that a test has put into ``answers`` gets what stands there, in one piece for each string, or
+    for each delta.
 
     ``requests`` are the bodies that came, ``keys`` their Authorization headers; ``left`` counts
     the streams that the client left before their end.
@@ -409,7 +410,8 @@ class Chats:
     def __init__(self) -> None:
         facts = {"max_model_len": 8192, "sampling_defaults": {"temperature": 0.6}}
         self.models = [{"id": "octavo-test", "object": "model", **facts}]
-        self.answers: dict[str, list[str]] = {}
+        self.answers: dict[str, list[str | dict[str, Any]]] = {}
+        self.otherwise: list[str | dict[str, Any]] | None = None  # to any other message
         self.refusals: dict[str, tuple[int, dict[str, Any], dict[str, str]]] = {}
         self.api_key: str | None = None
         self.delay = 0.0
@@ -438,7 +440,7 @@ class Chats:
         )
 
     async def _stream(self, message: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
-        pieces = self.answers.get(message)
+        pieces = self.answers.get(message, self.otherwise)
         if pieces is None:
             assert message.split()[0] == "count"
             pieces = [f"{n} " for n in range(1, int(message.split()[1]) + 1)]
@@ -454,10 +456,12 @@ class Chats:
                     yield _event({"error": {"message": "the engine was restarted", "code": None}})
                     return
                 await asyncio.sleep(self.delay)
-                logprobs = _logprobs(piece) if body.get("logprobs") else None
-                delta = {"index": 0, "delta": {"content": piece}, "logprobs": logprobs}
-                yield _event({"choices": [delta]})
-            yield _event({"choices": [{"index": 0, "delta": {}, **self.end}]})
+                delta = piece if isinstance(piece, dict) else {"content": piece}
+                logprobs = _logprobs(str(piece)) if body.get("logprobs") else None
+                yield _event({"choices": [{"index": 0, "delta": delta, "logprobs": logprobs}]})
+            calls = any("tool_calls" in piece for piece in pieces if isinstance(piece, dict))
+            end = {"finish_reason": "tool_calls"} if calls else self.end
+            yield _event({"choices": [{"index": 0, "delta": {}, **end}]})
             usage = {
                 "prompt_tokens": 1234,
                 "completion_tokens": len(pieces),

@@ -4,11 +4,13 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { ApiError, listModels, retryTime, streamChat } from "./static/chat/api.js";
 import { whyItEnded } from "./static/chat/ending.js";
+import { emptyRound } from "./static/chat/rounds.js";
 import { DEFAULTS, defaultsOf, problemWith, toMessages, toRequest } from "./static/chat/settings.js";
 import { Stopwatch, describe, seconds } from "./static/chat/stats.js";
 
 const words = (numbers) => describe(numbers).map(({ text }) => text);
 const text = (content) => ({ choices: [{ delta: { content } }] });
+const said = (text) => ({ rounds: [{ ...emptyRound(), text }] });
 
 // A model whose authors say how to sample.
 const SAID = { sampling_defaults: { temperature: 0.6, top_p: 0.8, top_k: 20 } };
@@ -54,10 +56,10 @@ test("settings that cannot be are named, and not sent", () => {
 
 test("messages alternate: turns without an answer are left out, but for the last", () => {
   const turns = [
-    { user: "a", answer: { text: "A" } },
-    { user: "b", answer: { text: "" } },
+    { user: "a", answer: said("A") },
+    { user: "b", answer: said("") },
     { user: "c", answer: null },
-    { user: "d", answer: { text: "old" } },
+    { user: "d", answer: { rounds: [] } },
   ];
   assert.deepEqual(toMessages(" ", turns), [
     { role: "user", content: "a" },
@@ -94,8 +96,8 @@ test("at its end, the server's figures win", () => {
 
 test("each end of an answer has its reason", () => {
   const stats = { finish: "stop", stopReason: null, prompt: 90, output: 10 };
-  const why = (more, { limits = {}, ...answer } = {}) =>
-    whyItEnded({ status: "done", text: "…", stats: { ...stats, ...more }, limits, ...answer });
+  const why = (more, { limits = {}, text = "…", ...answer } = {}) =>
+    whyItEnded({ status: "done", ...said(text), stats: { ...stats, ...more }, limits, ...answer });
   assert.equal(why({}), "The model ended the answer by itself.");
   assert.equal(why({ stopReason: "END\n" }), 'It came to "END\\n", at which it was asked to stop.');
   assert.equal(why({ stopReason: 7 }), "It drew the token 7, at which it was asked to stop.");

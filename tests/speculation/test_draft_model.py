@@ -164,7 +164,7 @@ def test_preemption_and_aborts_change_no_answer(bench, plain, draft):
     for request_id, (tokens, logprobs) in answers.items():
         if request_id != "r2":
             assert (tokens, logprobs) == plain[request_id]
-    proposer = engine.scheduler.proposer
+    proposer = engine.scheduler.proposer.proposer
     assert not proposer._followers and not proposer._kv._sequences
 
 
@@ -203,7 +203,7 @@ def test_a_draft_that_raises_costs_speed_only(bench, plain, draft, monkeypatch):
     def fall(batch):
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(engine.scheduler.proposer, "_run_batch", fall)
+    monkeypatch.setattr(engine.scheduler.proposer.proposer, "_run_batch", fall)
     assert run_all(engine, make_requests()) == plain
     assert engine.scheduler.drafts.num_drafts == 0
 

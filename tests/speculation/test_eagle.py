@@ -172,7 +172,7 @@ def test_a_layer_that_gives_no_numbers_costs_nothing_but_time(model, plain, tmp_
 
 def test_its_keys_and_values_count_as_memory(model, heads):
     engine = engine_of(model, heads, "eagle")
-    layer = engine.scheduler.proposer._kv_cache
+    layer = engine.scheduler.proposer.proposer._kv_cache
     assert layer.num_blocks == engine.scheduler.block_manager.num_blocks
     assert layer.num_bytes == layer.num_blocks * 16 * KV_HEADS * DIM * 2 * 2
 

@@ -96,7 +96,7 @@ def test_nothing_is_kept_of_requests_that_have_ended(model, head_of, method):
     for name in list(engine.scheduler.requests):
         engine.abort(name)
     run(engine, requests(2))
-    proposer = engine.scheduler.proposer
+    proposer = engine.scheduler.proposer.proposer
     kept = proposer._outputs if method == "eagle" else proposer._states._kept
     assert not kept
 
@@ -139,7 +139,7 @@ def test_a_call_that_fails_is_logged_and_drafts_nothing(model, head_of, plain, m
 def test_a_table_of_more_tokens_than_the_head(model, head_of):
     """The ids that a head embeds are the target's, whatever its own vocabulary."""
     engine = engine_of(model, head_of["eagle"], "eagle")
-    program = engine.scheduler.proposer._program
+    program = engine.scheduler.proposer.proposer._program
     assert program.vocab_size == test_eagle.ROWS
     runs = HeadSequences([1], [1], [[0]])
     assert program.run(1, [0], 1, [259], runs)[0]

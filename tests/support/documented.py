@@ -68,6 +68,7 @@ def fill_workbench(folder: Path, model: Path, gguf: Path) -> None:
     for name in ("wiki.test.raw", "README.md", "chats.txt"):
         (folder / name).write_text(WORDS * 40)
     (folder / "question.txt").write_text(WORDS)
+    (folder / "city.json").write_text('{"type": "object"}')
     (folder / "keys.txt").write_text("a-key-of-ann\n")
     for name in ("server.yaml", "octavo-tuned.yaml"):
         (folder / name).write_text(f"model: {model}\nmax-num-seqs: 4\n")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from octavo.core.engine import EngineStep
     from octavo.core.executor import Probe
     from octavo.core.stats import RequestStats
-    from octavo.serving.text_engine import SampleGroup
+    from octavo.serving.text_engine import PreparedMask, SampleGroup
     from octavo.text.tokenizer import Tokenizer
 
 
@@ -145,6 +145,7 @@ class OfflineSession:
         *,
         cache_salt: str = "",
         ask: Callable[[WorkloadRequest], SamplingParams] | None = None,
+        mask_of: Callable[[WorkloadRequest], PreparedMask] | None = None,
     ) -> RunTiming:
         """Give all requests at once, and run until the last has ended.
 
@@ -155,6 +156,7 @@ class OfflineSession:
             observe: called with every batch after its step, outside of the step's time.
             cache_salt: requests share prefixes only with those of the same salt.
             ask: returns the sampling parameters of a request, in place of these.
+            mask_of: returns the mask of a request, see ``prepare_mask``.
 
         Raises:
             BenchmarkError: a request failed.
@@ -180,7 +182,8 @@ class OfflineSession:
         try:
             for request, token_ids in prepared:
                 params = (ask or sampling_params)(request)
-                groups.append(self._add(token_ids, params, cache_salt, step))
+                mask = None if mask_of is None else mask_of(request)
+                groups.append(self._add(token_ids, params, cache_salt, mask, step))
             while engine.has_unfinished_requests:
                 step()
         except BaseException:
@@ -189,6 +192,15 @@ class OfflineSession:
             raise
         elapsed = time.perf_counter() - begin
         return _collect(elapsed, groups, [_timing(*timed) for timed in steps])
+
+    def prepare_mask(self, params: SamplingParams) -> PreparedMask:
+        """Return the mask of ``params``; see `TextEngine.prepare_mask`."""
+        return self._text_engine.prepare_mask(params)
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end an answer."""
+        return self._text_engine.eos_token_ids
 
     def close(self) -> None:
         self._text_engine.engine.close()
@@ -214,13 +226,19 @@ class OfflineSession:
         token_ids: list[int],
         params: SamplingParams,
         cache_salt: str,
+        mask: PreparedMask | None,
         step: Callable[[], None],
     ) -> SampleGroup:
         self._count += 1
         while True:
             try:
                 return self._text_engine.add(
-                    f"bench-{self._count}", None, token_ids, params, cache_salt=cache_salt
+                    f"bench-{self._count}",
+                    None,
+                    token_ids,
+                    params,
+                    cache_salt=cache_salt,
+                    prepared_mask=mask,
                 )
             except QueueFullError:
                 if not self._text_engine.has_unfinished_requests:

@@ -13,6 +13,7 @@ COMMANDS = {
     "ablation": Command("bench.ablation", "configure", "what each optimisation is worth"),
     "prefix": Command("bench.prefix", "configure", "time to first token on a shared prefix"),
     "spec": Command("bench.spec", "configure", "what speculative decoding is worth"),
+    "structured": Command("bench.structured", "configure", "what answers under schemas cost"),
     "compare": Command("bench.compare", "configure", "octavo beside other engines, interleaved"),
 }
 

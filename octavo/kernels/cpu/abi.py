@@ -23,7 +23,7 @@ from ctypes import (
 )
 from typing import Any
 
-OCT_ABI_VERSION = 17
+OCT_ABI_VERSION = 18
 
 OCT_OK = 0
 OCT_ERR_ARGUMENT = -1
@@ -225,7 +225,9 @@ class Sample(Structure):
         (c_uint32, "sample_index"),
         (c_void_p, "prompt_ids output_ids"),
         (c_uint64, "seed position"),
-        (c_void_p, "mask bias_ids biases"),
+        (c_void_p, "mask"),
+        (c_int64, "mask_turn"),
+        (c_void_p, "bias_ids biases"),
         (c_int64, "num_biases"),
     )
 
@@ -374,7 +376,7 @@ class Batch(Structure):
         (c_int32, "num_multi_steps num_out head_only"),
         (c_void_p, "out_rows logits"),
         (POINTER(Sample), "samples"),
-        (c_void_p, "logprobs probabilities tokens status row_finite needs_logits"),
+        (c_void_p, "logprobs probabilities tokens status row_finite masks_made needs_logits"),
         (c_int32, "first_own_seq num_own_seqs"),
     )
 
@@ -393,6 +395,7 @@ STRUCTS: dict[str, type[Structure]] = {
 
 _pool = c_void_p
 _group = c_void_p
+_counter = c_void_p
 _int64s = POINTER(c_int64)
 _int32s = POINTER(c_int32)  # results of a few numbers, as in byref(c_int32())
 
@@ -408,6 +411,10 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oct_pool_size": (c_int32, (_pool,)),
     "oct_pool_barrier_ns": (c_double, (_pool, c_int32)),
     "oct_abort": (None, (_pool,)),
+    "oct_counter_new": (_counter, ()),
+    "oct_counter_free": (None, (_counter,)),
+    "oct_counter_add": (None, (_counter, c_uint32)),
+    "oct_counter_reset": (None, (_counter,)),
     "oct_group_bytes": (c_int64, (c_int32,)),
     "oct_group_open": (_group, (c_void_p, c_int32, c_int32, c_int32)),
     "oct_group_close": (None, (_group,)),

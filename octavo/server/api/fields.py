@@ -58,12 +58,15 @@ class Body(BaseModel):
     synonyms: ClassVar[Mapping[str, str]] = {}
     # Names that would change the answer on other routes, and here too if they were known.
     refused: ClassVar[frozenset[str]] = frozenset()
+    _names: ClassVar[frozenset[str]] = frozenset()  # of the fields, as clients write them
     _without_effect: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        fields = {field.alias or name: field for name, field in cls.model_fields.items()}
+        cls._names = frozenset(fields)
         cls._without_effect = frozenset(
-            name for name, field in cls.model_fields.items() if NoEffect in field.metadata
+            name for name, field in fields.items() if NoEffect in field.metadata
         )
 
     @model_validator(mode="before")
@@ -71,7 +74,7 @@ class Body(BaseModel):
     def _drop_fields_without_effect(cls, value: Any, info: ValidationInfo) -> Any:
         if not isinstance(value, dict):
             return value
-        dropped = (value.keys() - cls.model_fields.keys()) | (value.keys() & cls._without_effect)
+        dropped = (value.keys() - cls._names) | (value.keys() & cls._without_effect)
         if not dropped:
             return value
         ignored = info.context if isinstance(info.context, IgnoredFields) else IgnoredFields()
@@ -87,7 +90,7 @@ class Body(BaseModel):
 
     @classmethod
     def _refuse_unknown_fields(cls, value: Mapping[str, Any], strict: bool) -> None:
-        unknown = value.keys() - cls.model_fields.keys()
+        unknown = value.keys() - cls._names
         if not strict:
             unknown = {
                 name
@@ -257,7 +260,3 @@ class StreamOptions(Body):
     include_usage: bool | None = Field(None, description="a last chunk with the usage")
     continuous_usage_stats: bool | None = Field(None, description="the usage in every chunk")
     include_obfuscation: bool | None = Field(None, description="ignored: chunks are not padded")
-
-
-class ResponseFormat(Body):
-    type: Annotated[str, Only(("text",))] = Field(description="only text is supported")

@@ -76,6 +76,7 @@ class GenerationJob:
                 route=request.scope["path"],
                 tenant=context.tenant.name,
                 weight=context.tenant.weight,
+                constraint_field=_constraint_field(fields, params),
             )
             for prompt in prompts
         ]
@@ -343,6 +344,13 @@ def _rates(name: str, seconds: float | None, num_tokens: int) -> dict[str, float
         f"{name}_per_token_ms": per_token,
         f"{name}_per_second": per_second,
     }
+
+
+def _constraint_field(fields: GenerationFields, params: SamplingParams) -> str:
+    """Return the field by which a client has asked for a constraint: tools, where no other has."""
+    if fields.constraint is not None:
+        return fields.constraint.field
+    return "tools" if params.structured_outputs is not None else ""
 
 
 def _deadline(asked: float | None, most: float | None, arrival_time: float) -> float | None:

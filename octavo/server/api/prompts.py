@@ -280,8 +280,7 @@ def _with_dotted_field(error: InvalidRequestError) -> InvalidRequestError:
     ``messages.0.content``."""
     if error.field is None:
         return error
-    message = str(error).removeprefix(f"{error.field}: ")
-    return InvalidRequestError(message, re.sub(r"\[(\d+)\]", r".\1", error.field))
+    return error.with_field(re.sub(r"\[(\d+)\]", r".\1", error.field))
 
 
 def _contents(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from octavo.core.sampling_params import MAX_LOGPROBS, MAX_N, MAX_SEED
+from octavo.server.api.constraints import ConstrainedBody, ConstraintFields
 from octavo.server.api.fields import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_INT,
     MAX_STOP_TOKEN_IDS,
     MAX_TIMEOUT,
     BadWords,
-    Body,
     Label,
     LogitBias,
     MaxTokens,
@@ -24,7 +24,6 @@ from octavo.server.api.fields import (
     Object,
     Only,
     RequestId,
-    ResponseFormat,
     Speculative,
     Stop,
     StreamOptions,
@@ -33,7 +32,7 @@ from octavo.server.api.fields import (
 )
 
 
-class CommonFields(Body):
+class CommonFields(ConstraintFields):
     """Fields that octavo's, OpenAI's and llama.cpp's routes have in common."""
 
     model: str | None = Field(None, description="any of /v1/models; it may be left out")
@@ -108,7 +107,6 @@ class GenerationFields(SamplingFields):
         None, description="share cached prefixes only with requests of the same salt"
     )
     request_id: RequestId | None = Field(None, description="becomes part of the answer's id")
-    response_format: ResponseFormat | None = None
 
     # These have an effect on other servers, but none on the meaning of the answer.
     user: Annotated[Label | None, NoEffect] = None
@@ -127,29 +125,30 @@ class GenerationFields(SamplingFields):
     # These change the meaning of the answer on other servers.
     use_beam_search: Unsupported = None
     length_penalty: Annotated[Any, Only((1, 1.0))] = None
-    structured_outputs: Unsupported = None
-    guided_json: Unsupported = None
-    guided_regex: Unsupported = None
-    guided_choice: Unsupported = None
-    guided_grammar: Unsupported = None
     logprob_token_ids: Unsupported = None
     repetition_detection: Unsupported = None
     watermarking: Unsupported = None
     return_token_offsets: Unsupported = None
     kv_transfer_params: Unsupported = None
     ec_transfer_params: Unsupported = None
-    grammar: Annotated[Any, Only(("",))] = None
-    json_schema: Unsupported = None
-    regex: Annotated[Any, Only(("",))] = None
-    ebnf: Annotated[Any, Only(("",))] = None
+    grammar_lazy: Unsupported = None
+    grammar_triggers: Unsupported = None
     stop_regex: Annotated[Any, Only(("",))] = None
-    structural_tag: Unsupported = None
     lora: Unsupported = None
     lora_path: Unsupported = None
     mirostat: Annotated[Any, Only((0,))] = None
     dynatemp_range: Annotated[Any, Only((0, 0.0))] = None
     dry_multiplier: Annotated[Any, Only((0, 0.0))] = None
     xtc_probability: Annotated[Any, Only((0, 0.0))] = None
+
+    @classmethod
+    def of(cls, body: ConstrainedBody, **own: Any) -> GenerationFields:
+        """Return the fields of another route's body, which have been checked, with ``own`` in place
+        of some."""
+        names = cls.model_fields.keys() & type(body).model_fields.keys()
+        fields = cls.model_construct(**{**{name: getattr(body, name) for name in names}, **own})
+        fields._constraint = body.constraint
+        return fields
 
     @classmethod
     def names_with_effect(cls) -> frozenset[str]:

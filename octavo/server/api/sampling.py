@@ -15,11 +15,12 @@ from octavo.server.engine.generation import EngineFacts
 from octavo.server.settings import MAX_STOP_CHARS
 
 # Fields with the same name and meaning in both. Where a request lacks one, the recommendation of
-# the model's authors is taken, or else the default of SamplingParams.
+# the model's authors is taken, or else the default of SamplingParams. Those that are left out are
+# read below.
 _SAME = (
     {each.name for each in dataclasses.fields(SamplingParams)}
     & {*GenerationFields.model_fields, "best_of"}
-) - {"stop", "seed", "max_tokens", "prompt_logprobs", "speculative"}  # these are read below
+) - {"stop", "seed", "max_tokens", "prompt_logprobs", "speculative", "structured_outputs"}
 _NO_SINK_WINDOW: HasSinkWindow = SamplingParams()  # fields of a request without a window
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
 
@@ -59,6 +60,7 @@ def to_sampling_params(
         max_tokens=max_tokens,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        structured_outputs=None if fields.constraint is None else fields.constraint.value,
     )
     check_vocabulary(params, facts.vocab_size)
     return params

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from octavo.base.errors import (
+    ConstraintError,
     DeadlineError,
     EngineError,
     EngineUnavailableError,
@@ -368,7 +369,10 @@ class Front(abc.ABC):
     def _take_refusal(self, engine: EngineLink, message: Message) -> None:
         entry = self._entry_of(engine, message["id"])
         if entry is not None:
-            entry.generation.fail(error_from_message(message))
+            error = error_from_message(message)
+            if isinstance(error, ConstraintError):
+                self._observer.on_constraint_refused(error.reason)
+            entry.generation.fail(error)
             self._close(entry, "error")
 
     def _take_step(

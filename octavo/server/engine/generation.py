@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Protocol
 
-from octavo.base.errors import QueueFullError
+from octavo.base.errors import ConstraintError, QueueFullError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.limits import RequestWork
 from octavo.core.sampling_params import SamplingParams
@@ -46,6 +46,8 @@ class GenerationRequest:
         route: for logs and metrics.
         tenant: the API key or address that asks: limits and fair queuing are by tenant.
         weight: of the tenant in fair queuing.
+        constraint_field: the client's name of ``params.structured_outputs``, for errors; empty if
+            it is the same.
     """
 
     request_id: str
@@ -62,6 +64,7 @@ class GenerationRequest:
     route: str = ""
     tenant: str = ""
     weight: float = 1.0
+    constraint_field: str = ""
 
     @property
     def work(self) -> RequestWork:
@@ -273,6 +276,8 @@ class Generation:
     def fail(self, error: BaseException) -> None:
         """End it with an error, which the consumer gets after the unread deltas."""
         if not self.is_over:
+            if isinstance(error, ConstraintError) and self.request.constraint_field:
+                error = error.with_field(self.request.constraint_field)
             self.is_over = True
             self._error = error
             self._forget_records()
@@ -527,6 +532,9 @@ class EngineObserver:
     def on_tool_calls(self, format_name: str, num_calls: int, malformed: Sequence[str]) -> None:
         """An answer in a format of chats had so many tool calls, and others that were malformed:
         ``malformed`` has the reason of each (`octavo.chat_formats.text_stream.MalformedCall`)."""
+
+    def on_constraint_refused(self, reason: str) -> None:
+        """A request's schema, expression or grammar was refused: a reason of `ConstraintError`."""
 
     def on_tokens(self, generation: Generation, num_tokens: int, gap: float | None) -> None:
         """A step brought tokens of one sample, ``gap`` seconds after the sample's last ones.

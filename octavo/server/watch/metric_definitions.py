@@ -295,6 +295,26 @@ FAMILIES = (
         figure="draft_seconds",
     ),
     _counter(
+        "structured_outputs_compiled",
+        "Schemas, expressions and grammars that were compiled or refused; equal ones once.",
+        figure="constraints_compiled",
+    ),
+    _counter(
+        "structured_output_compile_seconds",
+        "Time that this took, beside the steps.",
+        figure="constraint_compile_seconds",
+    ),
+    _counter(
+        "structured_output_masks",
+        "Masks of allowed tokens that were computed of them.",
+        figure="constraint_masks",
+    ),
+    _counter(
+        "structured_output_mask_seconds",
+        "Time that these masks took.",
+        figure="constraint_mask_seconds",
+    ),
+    _counter(
         "expert_tokens",
         "Tokens routed to each expert of the model, in all layers.",
         "expert",
@@ -409,6 +429,18 @@ FAMILIES = (
     _counter(
         "malformed_tool_calls",
         "Texts in answers that were to be tool calls and are none, by what is wrong.",
+        "reason",
+    ),
+    _counter(
+        "structured_output_requests",
+        "Requests whose answers had to follow a constraint, by its kind.",
+        "kind",
+    ),
+    _counter(
+        "structured_output_refusals",
+        "Of these, those that were refused: the constraint is none (invalid), has a part that is "
+        "not supported, no text has it (unsatisfiable), the model cannot write it (unwritable), or "
+        "it is too complex.",
         "reason",
     ),
     _counter("ignored_fields", "Request fields without effect here, which were dropped."),

@@ -36,6 +36,7 @@ from octavo.base.errors import EngineUnavailableError
 from octavo.core.batch import BAD_LOGITS, DAMAGED
 from octavo.core.prefix_cache import MissReason
 from octavo.core.stats import StepStats
+from octavo.core.structured_outputs import StructuredOutputs
 from octavo.server.engine.generation import (
     EngineClient,
     EngineFacts,
@@ -135,6 +136,9 @@ class Metrics(EngineObserver):
 
     def on_submitted(self, generation: Generation) -> None:
         self._series("requests_submitted").inc()
+        asked = generation.request.params.structured_outputs
+        if isinstance(asked, StructuredOutputs):
+            self._series("structured_output_requests", asked.kind).inc()
 
     def on_rejected(self, reason: str) -> None:
         self._series("admission_rejections", reason).inc()
@@ -146,6 +150,9 @@ class Metrics(EngineObserver):
         self._series("tool_calls", format_name).inc(num_calls)
         for reason in malformed:
             self._series("malformed_tool_calls", reason).inc()
+
+    def on_constraint_refused(self, reason: str) -> None:
+        self._series("structured_output_refusals", reason).inc()
 
     def on_tokens(self, generation: Generation, num_tokens: int, gap: float | None) -> None:
         self._generation_tokens.inc(num_tokens)

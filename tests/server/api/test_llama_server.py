@@ -205,8 +205,9 @@ def test_special_tokens_in_a_prompt_are_special(complete, fake_engine, byte_toke
         ("logit_bias", [["a" * 4096, 1]] * 5),  # a request may say so much, and no more
         ("logit_bias", [[1.5, 1]]),
         ("stop", 3),
-        ("grammar", "root ::= 'a'"),
-        ("json_schema", {"type": "object"}),
+        ("grammar", {"type": "object"}),
+        ("json_schema", 3),
+        ("grammar_lazy", True),
         ("mirostat", 2),
         ("lora", [{"id": 0, "scale": 1}]),
         ("post_sampling_probs", True),

@@ -162,16 +162,13 @@ def test_ids_of_requests_are_safe_to_repeat(model):
 
 
 REFUSED = {
-    "structured_outputs": {"json": {}},
-    "guided_json": {"type": "object"},
     "use_beam_search": True,
     "length_penalty": 0.5,
     "logprob_token_ids": [1],
     "kv_transfer_params": {"a": 1},
     "repetition_detection": {"max_pattern_size": 3},
-    "grammar": 'root ::= "a"',
-    "json_schema": {"type": "object"},
-    "regex": "a+",
+    "grammar_lazy": True,
+    "stop_regex": "a+",
     "mirostat": 2,
     "dry_multiplier": 0.8,
     "lora": [{"id": 0, "scale": 1.0}],
@@ -233,13 +230,6 @@ def test_what_asks_for_nothing_is_accepted(model):
         allowed_token_ids=[],
         logit_bias={},
     )
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_response_formats(model):
-    for kind in ("json_object", "json_schema", "structural_tag"):
-        assert refusal(model, response_format={"type": kind}).param == "response_format.type"
-    assert refusal(model, response_format={}).param == "response_format.type"
 
 
 UNKNOWN = {"temprature": 1, "cache_prompt": True, "x": {"y": [1]}}

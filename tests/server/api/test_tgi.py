@@ -152,7 +152,10 @@ def test_every_parameter_reaches_the_sampler():
         ("top_n_tokens", 21),
         ("do_sample", 1),
         ("watermark", True),
-        ("grammar", {"type": "regex", "value": "a"}),
+        ("grammar", {"type": "regex"}),
+        ("grammar", {"type": "regex", "value": {}}),
+        ("grammar", {"type": "choice", "value": ["a"]}),
+        ("grammar", {"type": "json_schema", "value": {"name": "x"}}),
         ("adapter_id", "mine"),
         ("max_tokens", 5),
     ],
@@ -181,7 +184,7 @@ def test_a_wrong_body_is_refused(ask, body):
 def test_values_that_ask_for_nothing_are_accepted(post):
     nothing = dict.fromkeys(TgiParameters.model_fields)
     nothing |= {"watermark": False, "details": False, "best_of": 1, "top_n_tokens": 0, "stop": []}
-    nothing |= {"grammar": {}, "adapter_id": "", "top_k": 0, "top_p": 1.0}
+    nothing |= {"adapter_id": "", "top_k": 0, "top_p": 1.0}
     assert post("/", "abc", **nothing).status_code == 200
     assert post("/generate_stream", "abc", **nothing).status_code == 200
 

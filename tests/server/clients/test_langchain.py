@@ -122,6 +122,21 @@ def test_completions(langchain_openai, where) -> None:
     assert result.llm_output["token_usage"]["completion_tokens"] >= 2
 
 
+def test_structured_output(chat) -> None:
+    from pydantic import BaseModel, Field
+
+    class City(BaseModel, extra="forbid"):
+        name: str = Field(max_length=20)
+        is_capital: bool
+
+    asked = chat.with_structured_output(City, method="json_schema")
+    city = asked.invoke(QUESTION, max_tokens=100)
+    assert isinstance(city, City)
+    assert list(asked.stream(QUESTION, max_tokens=100))[-1] == city
+    asked = chat.with_structured_output(City.model_json_schema(), method="json_schema")
+    assert asked.invoke(QUESTION, max_tokens=100) == city.model_dump()
+
+
 def test_errors(chat) -> None:
     import openai
     from pydantic import BaseModel
@@ -129,8 +144,6 @@ def test_errors(chat) -> None:
     class City(BaseModel):
         name: str
 
-    with pytest.raises(openai.BadRequestError, match="response_format"):
-        chat.with_structured_output(City, method="json_schema").invoke(QUESTION)
     with pytest.raises(openai.BadRequestError, match="tool"):
         chat.bind_tools([City]).invoke(QUESTION)
     with pytest.raises(openai.NotFoundError):

@@ -102,13 +102,26 @@ def test_async(litellm, where) -> None:
     assert whole == stream
 
 
+def test_structured_output(litellm, where) -> None:
+    from pydantic import BaseModel, Field
+
+    class City(BaseModel):
+        name: str = Field(max_length=20)
+        is_capital: bool
+
+    fields = {"model": f"openai/{MODEL}", "messages": HELLO, **where, "temperature": 0}
+    answer = litellm.completion(**fields, response_format=City, max_tokens=100)
+    City.model_validate_json(answer.choices[0].message.content)
+
+
 def test_errors(litellm, where, tiny_server) -> None:
     ask = litellm.completion
     fields = {"model": f"openai/{MODEL}", "messages": HELLO, **where}
     with pytest.raises(litellm.BadRequestError, match="temperature"):
         ask(**fields, temperature=3)
-    with pytest.raises(litellm.BadRequestError, match="response_format"):
-        ask(**fields, response_format={"type": "json_object"})
+    wrong = {"name": "x", "schema": {"type": "objekt"}}
+    with pytest.raises(litellm.BadRequestError, match="response_format.json_schema.schema"):
+        ask(**fields, response_format={"type": "json_schema", "json_schema": wrong})
     with pytest.raises(litellm.NotFoundError, match="gpt-5-nano"):
         ask(**fields | {"model": "openai/gpt-5-nano"})
     tiny = fields | {"model": "openai/tiny", "api_base": tiny_server.base_url}

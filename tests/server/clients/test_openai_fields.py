@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +30,13 @@ PROMPT = "The capital of France is"
 MESSAGES = [{"role": "user", "content": "What is the capital of Japan?"}]
 MAX_TOKENS = 9
 EOS = 2  # <|im_end|>
+PAIR = {
+    "type": "object",
+    "properties": {"yes": {"type": "boolean"}, "name": {"type": "string", "maxLength": 12}},
+    "required": ["yes", "name"],
+    "additionalProperties": False,
+}
+GBNF = 'root ::= "Rome" | "Oslo"'
 HOT = {"temperature": 2.0, "seed": 1}
 
 _numbers = itertools.count()
@@ -509,9 +518,87 @@ def timeout(api: Api) -> None:
 @into(EITHER)
 def response_format(api: Api) -> None:
     assert api.ask(response_format={"type": "text"}).token_ids == api.plain.token_ids
-    api.refuses("response_format", response_format={"type": "json_object"})
-    schema = {"name": "one", "schema": {"type": "object"}}
-    api.refuses("response_format", response_format={"type": "json_schema", "json_schema": schema})
+    text = api.ask(response_format={"type": "json_object"}, max_tokens=80).text
+    assert text.lstrip().startswith("{")
+    schema = {"name": "one", "schema": PAIR, "strict": True}
+    answer = api.ask(response_format={"type": "json_schema", "json_schema": schema}, max_tokens=80)
+    assert json.loads(answer.text).keys() == {"yes", "name"} and answer.end == ("stop", None)
+    wrong = {"name": "one", "schema": {"type": "object", "not": {"required": ["a"]}}}
+    api.refuses("response_format", response_format={"type": "json_schema", "json_schema": wrong})
+
+
+@into(EITHER)
+def structured_outputs(api: Api) -> None:
+    answer = api.ask(structured_outputs={"regex": "[xyz]{3}"})
+    assert re.fullmatch("[xyz]{3}", answer.text) and answer.end == ("stop", None)
+    assert api.ask(structured_outputs={"choice": ["Rome", "Oslo"]}).text in ("Rome", "Oslo")
+    compact = {"json": PAIR, "disable_any_whitespace": True}
+    assert " " not in api.ask(structured_outputs=compact, max_tokens=80).text.split('"name"')[0]
+    api.refuses("structured_outputs", structured_outputs={"regex": "(a"})
+
+
+@into(EITHER)
+def guided_json(api: Api) -> None:
+    assert json.loads(api.ask(guided_json=PAIR, max_tokens=80).text).keys() == {"yes", "name"}
+    as_text = api.ask(guided_json=json.dumps(PAIR), max_tokens=80)
+    assert as_text.token_ids == api.ask(guided_json=PAIR, max_tokens=80).token_ids
+    api.refuses("guided_json", guided_json={"type": "objekt"})
+
+
+@into(EITHER)
+def guided_whitespace_pattern(api: Api) -> None:
+    answer = api.ask(guided_json=PAIR, guided_whitespace_pattern="\t", max_tokens=80)
+    assert re.fullmatch(r'\{\t?"yes"\t?:\t?(true|false)\t?,\t?"name"\t?:\t?".*"\t?\}', answer.text)
+    api.refuses("guided_whitespace_pattern", guided_whitespace_pattern="\t")
+
+
+@into(EITHER)
+def guided_regex(api: Api) -> None:
+    assert re.fullmatch("[0-9]{2}", api.ask(guided_regex="[0-9]{2}").text)
+    api.refuses("guided_regex", guided_regex="[0-9")
+
+
+@into(EITHER)
+def guided_choice(api: Api) -> None:
+    assert api.ask(guided_choice=["Rome", "Oslo"]).text in ("Rome", "Oslo")
+    api.refuses("guided_choice", guided_choice=["Rome", ""])
+
+
+@into(EITHER)
+def guided_grammar(api: Api) -> None:
+    assert api.ask(guided_grammar=GBNF).text in ("Rome", "Oslo")
+    api.refuses("guided_grammar", guided_grammar="root ::= (")
+
+
+@into(EITHER)
+def grammar(api: Api) -> None:
+    assert api.ask(grammar=GBNF).text in ("Rome", "Oslo")
+    api.refuses("grammar", grammar=GBNF, json_schema=PAIR)
+
+
+@into(EITHER)
+def ebnf(api: Api) -> None:
+    assert api.ask(ebnf=GBNF).text in ("Rome", "Oslo")
+
+
+@into(EITHER)
+def regex(api: Api) -> None:
+    assert re.fullmatch("[0-9]{2}", api.ask(regex="[0-9]{2}").text)
+
+
+@into(EITHER)
+def json_schema(api: Api) -> None:
+    assert json.loads(api.ask(json_schema=PAIR, max_tokens=80).text).keys() == {"yes", "name"}
+    api.refuses("json_schema", json_schema={"type": "object", "$ref": "#/nowhere"})
+
+
+@into(EITHER)
+def structural_tag(api: Api) -> None:
+    content = {"type": "regex", "pattern": "[xyz]{3}"}
+    tag = {"type": "tag", "begin": "<a>", "content": content, "end": "</a>"}
+    answer = api.ask(structural_tag={"type": "structural_tag", "format": tag}, max_tokens=20)
+    assert re.fullmatch("<a>[xyz]{3}</a>", answer.text)
+    api.refuses("structural_tag", structural_tag={"type": "structural_tag", "format": {}})
 
 
 # -- fields of completions ----------------------------------------------------------------------
@@ -699,6 +786,7 @@ INERT_EITHER = {
     "stream_interval": 8,
     "vllm_xargs": {"a": 1},
     "no_such_field": 1,
+    "guided_decoding_backend": "xgrammar",
     "mirostat": 0,
     "dynatemp_range": 0.0,
     "dry_multiplier": 0,
@@ -723,11 +811,6 @@ INERT_CHAT = {
 REFUSED_EITHER = {
     "length_penalty": 2.0,
     "use_beam_search": True,
-    "structured_outputs": {"regex": "a+"},
-    "guided_json": {"type": "object"},
-    "guided_regex": "a+",
-    "guided_choice": ["a", "b"],
-    "guided_grammar": "root ::= 'a'",
     "thinking_token_budget": 10,
     "logprob_token_ids": [1],
     "repetition_detection": {"max_pattern_size": 2},
@@ -735,12 +818,9 @@ REFUSED_EITHER = {
     "return_token_offsets": True,
     "kv_transfer_params": {"a": 1},
     "ec_transfer_params": {"a": 1},
-    "grammar": 'root ::= "a"',
-    "json_schema": {"type": "object"},
-    "regex": "a+",
-    "ebnf": 'root ::= "a"',
+    "grammar_lazy": True,
+    "grammar_triggers": [{"type": 1, "value": "<a>"}],
     "stop_regex": "a+",
-    "structural_tag": {"a": 1},
     "lora": [{"id": 0}],
     "lora_path": "x",
     "mirostat": 2,

@@ -25,6 +25,7 @@ from octavo.base.errors import EngineUnavailableError
 from octavo.core.batch import BAD_LOGITS, DAMAGED
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.stats import StepStats
+from octavo.core.structured_outputs import StructuredOutputs
 from octavo.server.engine.generation import (
     EngineFacts,
     EngineState,
@@ -112,11 +113,17 @@ TOTALS = {
     "floor_seconds": "step_floor_seconds",
     "predicted_seconds": "step_predicted_seconds",
     "kv_store_errors": "kv_offload_errors",
+    "constraints_compiled": "structured_outputs_compiled",
+    "constraint_compile_seconds": "structured_output_compile_seconds",
+    "constraint_masks": "structured_output_masks",
+    "constraint_mask_seconds": "structured_output_mask_seconds",
 }
 # Not there before there is something to show.
 NOT_ALWAYS = {
     *("step_roofline_ratio", "step_floor_seconds", "step_predicted_seconds"),
     "kv_offload_errors",
+    *(f"structured_output{name}" for name in ("_compile_seconds", "_masks", "_mask_seconds")),
+    "structured_outputs_compiled",
 }
 growth = st.tuples(*[st.integers(0, 1000)] * len(TOTALS))
 
@@ -591,6 +598,21 @@ def test_counting_tokens_is_cheap():
             metrics.on_tokens(generation, 1, 0.018)
         best = min(best, (time.perf_counter() - start) / 200)
     assert best <= python_seconds(100, time.perf_counter)
+
+
+def test_constraints_are_counted_by_kind_and_refusals_by_reason():
+    metrics = Metrics("m")
+    for asked in ({"regex": "a"}, {"json_object": True}, {"json": {}}, {"json": {}}, None):
+        generation = new_generation()
+        generation.request.params.structured_outputs = asked and StructuredOutputs(**asked)
+        metrics.on_submitted(generation)
+    metrics.on_constraint_refused("too_complex")
+    values = samples_of(metrics)
+    name = "octavo:structured_output_requests_total"
+    counts = {kind: values[name, ("kind", kind)] for kind in ("regex", "json_object", "json")}
+    assert counts == {"regex": 1, "json_object": 1, "json": 2}
+    name = "octavo:structured_output_refusals_total"
+    assert values[name, ("reason", "too_complex")] == 1
 
 
 def test_the_documentation_has_every_family():

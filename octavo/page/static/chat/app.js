@@ -4,11 +4,14 @@ import { ApiError, listModels, streamChat } from "./api.js";
 import { copy } from "../common/clipboard.js";
 import { onceAFrame } from "../common/dom.js";
 import { showNavigation } from "../common/navigation.js";
+import { CONSTRAINTS, constraintNote } from "./constraints.js";
 import { whyItEnded } from "./ending.js";
 import { Follower } from "./follower.js";
+import { MOST_ROUNDS, RoundWriter, emptyRound, isEmpty, openCalls, textOf } from "./rounds.js";
 import * as store from "./settings.js";
 import { Stopwatch } from "./stats.js";
 import { emptyLog, takeChunk } from "./tokens.js";
+import { TOOL_NAMES, runTool } from "./tools.js";
 import { TurnView, fillError, isSend } from "./turn.js";
 
 const at = (id) => document.getElementById(id);
@@ -66,6 +69,10 @@ function showSurroundings() {
   const system = state.settings.system.trim();
   at("system-note").hidden = system === "";
   at("system-note").textContent = `System prompt: ${system}`;
+  const tools = state.settings.tools ? `Tools: ${TOOL_NAMES.join(", ")}` : "";
+  const form = [constraintNote(state.settings), tools].filter((text) => text !== "").join(" · ");
+  at("form-note").hidden = form === "";
+  at("form-note").textContent = form;
   showContext();
 }
 
@@ -132,13 +139,13 @@ async function answer(turn) {
   const controller = new AbortController();
   const run = { turn, controller };
   state.running = run;
-  turn.answer = { text: "", status: "waiting", error: null, stats: null, limits: null };
+  turn.answer = { rounds: [], status: "waiting", error: null, stats: null, limits: null };
   showPlaces();
   showSurroundings();
   follower.follow(true);
   at("status").textContent = "The model is answering.";
   try {
-    await stream(turn, controller.signal);
+    await converse(turn, controller.signal);
     turn.answer.status = "done";
   } catch (error) {
     fail(turn, error, controller.signal);
@@ -151,9 +158,23 @@ async function answer(turn) {
   announce(turn.answer);
 }
 
-async function stream(turn, signal) {
+/** Ask the model, run the tools that it calls, and ask again with their results, until it is done. */
+async function converse(turn, signal) {
   const { answer } = turn;
+  answer.log = state.settings.tokens ? emptyLog() : null;
+  while (answer.rounds.length < MOST_ROUNDS) {
+    await stream(answer, signal);
+    const calls = state.settings.tools ? openCalls(answer.rounds.at(-1), answer.stats?.finish) : [];
+    if (calls.length === 0) return;
+    for (const call of calls) Object.assign(call, runTool(call));
+    at("status").textContent = `Tools were called: ${calls.map(({ name }) => name).join(", ")}.`;
+  }
+}
+
+/** One round of an answer. */
+async function stream(answer, signal) {
   const watch = new Stopwatch(performance.now());
+  const round = emptyRound(state.settings.format === "json");
   if (!isModelKnown()) await loadModels(signal);
   const request = {
     model: chosenModel(),
@@ -161,7 +182,9 @@ async function stream(turn, signal) {
     ...store.toRequest(state.settings, modelFacts()),
   };
   answer.limits = { answer: request.max_tokens ?? null, context: modelFacts()?.max_model_len ?? null };
-  answer.log = state.settings.tokens ? emptyLog() : null;
+  answer.rounds.push(round);
+  showSoon();
+  const writer = new RoundWriter(round);
   let last = performance.now();
   for await (const chunk of streamChat(request, { key: state.key, signal })) {
     const now = performance.now();
@@ -170,9 +193,9 @@ async function stream(turn, signal) {
       takeChunk(answer.log, chunk, now - last);
       if (chunk.choices?.[0]?.logprobs) last = now;
     }
-    answer.text += chunk.choices?.[0]?.delta?.content ?? "";
-    answer.stats = watch.numbers();
-    if (answer.text !== "") answer.status = "streaming";
+    writer.take(chunk, now);
+    answer.stats = { ...watch.numbers(), round: answer.rounds.length };
+    if (!isEmpty(round)) answer.status = "streaming";
     showSoon();
   }
 }
@@ -208,7 +231,7 @@ function stop() {
 /** For screen readers: the answer as a whole, not piece by piece. */
 function announce(answer) {
   const how = answer.status === "failed" ? "The answer failed:" : "Answer:";
-  at("status").textContent = `${how} ${answer.text} ${whyItEnded(answer)}`;
+  at("status").textContent = `${how} ${textOf(answer)} ${whyItEnded(answer)}`;
   setTimeout(() => (at("status").textContent = ""), 2000);
 }
 
@@ -355,10 +378,18 @@ function showSettings() {
     input.value = name === "model" ? chosenModel() : state.settings[name];
     showProblem(input);
   }
+  showConstraintField();
   const { temperature, top_p } = store.defaultsOf(modelFacts());
   at("temperature").placeholder = temperature;
   at("top_p").placeholder = top_p;
   at("key-row").hidden = state.key === "";
+}
+
+/** Only the constraint that is chosen has a field for its text. */
+function showConstraintField() {
+  for (const [format, { field }] of Object.entries(CONSTRAINTS)) {
+    form.elements[field].closest(".field").hidden = format !== state.settings.format;
+  }
 }
 
 function showProblem(input) {
@@ -375,6 +406,7 @@ form.addEventListener("input", ({ target }) => {
   state.settings[target.name] = target.value;
   store.saveSettings(state.settings);
   at("model-name").textContent = chosenModel();
+  showConstraintField();
   showSurroundings();
 });
 form.addEventListener("submit", (event) => event.preventDefault());
@@ -385,6 +417,10 @@ at("open-settings").addEventListener("click", () => {
 at("system-note").addEventListener("click", () => {
   at("open-settings").click();
   at("system").focus();
+});
+at("form-note").addEventListener("click", () => {
+  at("open-settings").click();
+  at(constraintNote(state.settings) === "" ? "tools" : "format").focus();
 });
 at("reset").addEventListener("click", () => {
   state.settings = { ...store.DEFAULTS };

@@ -1,5 +1,7 @@
 // Why an answer ended, in a plain sentence.
 
+import { MOST_ROUNDS, isEmpty, textOf } from "./rounds.js";
+
 const REASONS = {
   left: "The page was left, which stopped it.",
   abort: "The server stopped it.",
@@ -9,12 +11,20 @@ const REASONS = {
  * "" while an answer has not ended, and of one that failed: what went wrong is said by its error.
  * `limits` are those it was asked with, `{ answer, context }` in tokens; null where unknown.
  */
-export function whyItEnded({ status, text, stats, limits }) {
-  if (status === "stopped") return text ? "You stopped it." : "You stopped it before it began.";
+export function whyItEnded(answer) {
+  const { status, rounds, stats, limits } = answer;
+  if (status === "stopped") return rounds.every(isEmpty) ? "You stopped it before it began." : "You stopped it.";
   if (status === "left") return REASONS.left;
   if (status !== "done" || !stats) return "";
+  if (stats.finish === "tool_calls") return afterCalls(rounds.at(-1));
   const reason = reasonOf(stats, limits);
-  return text.trim() === "" ? `The answer is empty. ${reason}` : reason;
+  return textOf(answer) === "" ? `The answer is empty. ${reason}` : reason;
+}
+
+/** Why the model was not asked again after a round of calls. */
+function afterCalls({ calls }) {
+  const hasRun = calls.every(({ result }) => result !== null);
+  return hasRun ? `It was stopped after ${MOST_ROUNDS} rounds of tool calls.` : "It called tools, but they are switched off.";
 }
 
 function reasonOf({ finish, stopReason, prompt, output }, limits) {

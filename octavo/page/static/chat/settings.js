@@ -1,6 +1,9 @@
 // What the reader has chosen, and the conversation of this tab.
 
+import { CONSTRAINT_FIELDS, constraintOf, problemWithConstraint } from "./constraints.js";
+import { messagesOf } from "./rounds.js";
 import { NUM_ALTERNATIVES } from "./tokens.js";
+import { definitions } from "./tools.js";
 
 const SETTINGS = "octavo.settings"; // localStorage: outlives the browser
 const CONVERSATION = "octavo.conversation"; // sessionStorage: outlives a reload, not the tab
@@ -17,11 +20,12 @@ export const NUMBERS = {
 /** Where neither the reader nor the model's authors say how to sample; as in the terminal. */
 const FALLBACK = { temperature: 0.7, top_p: 0.95 };
 
-export const DEFAULTS = { model: "", system: "", stop: "", tokens: "" };
-for (const name of Object.keys(NUMBERS)) DEFAULTS[name] = "";
+export const DEFAULTS = { model: "", system: "", stop: "", tokens: "", tools: "", format: "" };
+for (const name of [...Object.keys(NUMBERS), ...CONSTRAINT_FIELDS]) DEFAULTS[name] = "";
 
 /** Why `text` cannot be the setting `name`, in words; "" if it can. Empty is the default. */
 export function problemWith(name, text) {
+  if (CONSTRAINT_FIELDS.includes(name)) return problemWithConstraint(name, text);
   const bounds = NUMBERS[name];
   if (bounds === undefined || text.trim() === "") return "";
   const value = Number(text);
@@ -40,7 +44,7 @@ export function defaultsOf(model) {
 
 /** The request fields that the settings ask for; what is not in it is up to the server. */
 export function toRequest(settings, model) {
-  const request = {};
+  const request = constraintOf(settings);
   for (const [name, value] of Object.entries(FALLBACK)) {
     if (model?.sampling_defaults?.[name] === undefined) request[name] = value;
   }
@@ -54,21 +58,23 @@ export function toRequest(settings, model) {
     .map((line) => line.replace(/\\([nt\\])/g, (_, c) => ({ n: "\n", t: "\t", "\\": "\\" })[c]));
   if (stop.length > 0) request.stop = stop;
   if (settings.tokens) Object.assign(request, { logprobs: true, top_logprobs: NUM_ALTERNATIVES });
+  if (settings.tools) request.tools = definitions();
   return request;
 }
 
 /**
- * The messages to send for the last of `turns`. Turns that were never answered are left out:
- * many chat templates insist that user and assistant alternate.
+ * The messages to send for the last of `turns`, with the rounds that its answer has by now. Turns
+ * that were never answered are left out: many chat templates insist that user and assistant
+ * alternate.
  */
 export function toMessages(system, turns) {
   const messages = [];
   if (system.trim() !== "") messages.push({ role: "system", content: system });
   turns.forEach((turn, index) => {
     const isLast = index === turns.length - 1;
-    if (!isLast && !turn.answer?.text) return;
-    messages.push({ role: "user", content: turn.user });
-    if (!isLast) messages.push({ role: "assistant", content: turn.answer.text });
+    const rounds = turn.answer?.rounds ?? [];
+    if (!isLast && (rounds.at(-1)?.text ?? "") === "") return;
+    messages.push({ role: "user", content: turn.user }, ...messagesOf(rounds));
   });
   return messages;
 }
@@ -89,7 +95,8 @@ export function saveSettings(settings) {
 export function loadConversation() {
   const stored = read(sessionStorageOrNull(), CONVERSATION);
   if (!Array.isArray(stored)) return [];
-  return stored.filter((turn) => typeof turn?.user === "string");
+  const isAnswer = (answer) => answer === null || Array.isArray(answer?.rounds);
+  return stored.filter((turn) => typeof turn?.user === "string" && isAnswer(turn.answer));
 }
 
 export function saveConversation(turns) {

@@ -1,7 +1,9 @@
 // How fast an answer was, and how many tokens it took.
 
+import { thoughtOf } from "./rounds.js";
+
 /**
- * Collects the numbers of one answer: what the page's own clock says while it streams, and what
+ * Collects the numbers of one round of an answer: what the page's own clock says while it streams, and what
  * the server says at its end, which wins. Times of the page are milliseconds.
  */
 export class Stopwatch {
@@ -22,14 +24,14 @@ export class Stopwatch {
     const choice = chunk.choices?.[0];
     this.finish = choice?.finish_reason ?? this.finish;
     this.stopReason = choice?.stop_reason ?? this.stopReason;
-    if (choice?.delta?.content) {
+    if (choice?.delta?.content || thoughtOf(choice?.delta) || choice?.delta?.tool_calls?.length) {
       this.first ??= now;
       this.last = now;
       this.chunks += 1;
     }
   }
 
-  /** `{ rate, ttft, prompt, cached, output, isExact, finish, stopReason }`; null where unknown. */
+  /** `{ rate, ttft, prompt, cached, output, thought, isExact, finish, stopReason }`; null where unknown. */
   numbers() {
     const { usage, timings } = this;
     const span = this.chunks > 1 ? (this.last - this.first) / 1000 : 0;
@@ -41,6 +43,7 @@ export class Stopwatch {
       prompt: usage?.prompt_tokens ?? null,
       cached: usage?.prompt_tokens_details?.cached_tokens ?? timings?.cache_n ?? null,
       output,
+      thought: usage?.completion_tokens_details?.reasoning_tokens ?? null,
       isExact: usage !== null,
       finish: this.finish,
       stopReason: this.stopReason,
@@ -48,10 +51,16 @@ export class Stopwatch {
   }
 }
 
-/** The numbers in words: `[{ text, title }]`, to be shown one after another. */
-export function describe({ rate, ttft, prompt, cached, output, isExact }) {
+/**
+ * The numbers in words: `[{ text, title }]`, to be shown one after another. They are of the last of
+ * `round` rounds.
+ */
+export function describe({ rate, ttft, prompt, cached, output, thought, isExact, round }) {
   const about = isExact ? "" : "about ";
   const parts = [];
+  if (round > 1) {
+    parts.push({ text: `round ${round}`, title: "The figures are of the last request of the answer" });
+  }
   if (rate !== null) {
     parts.push({ text: `${speed(rate)} tokens/s`, title: "Speed after the first token" });
   }
@@ -59,7 +68,8 @@ export function describe({ rate, ttft, prompt, cached, output, isExact }) {
     parts.push({ text: `first token ${seconds(ttft)}`, title: "From sending to the first text" });
   }
   if (output > 0 || isExact) {
-    parts.push({ text: `${about}${count(output, "token")}`, title: "Tokens of the answer" });
+    const thoughts = thought ? ` (${thought.toLocaleString("en")} thought)` : "";
+    parts.push({ text: `${about}${count(output, "token")}${thoughts}`, title: "Tokens of the answer" });
   }
   if (prompt !== null) {
     const reused = cached ? ` (${cached.toLocaleString("en")} cached)` : "";

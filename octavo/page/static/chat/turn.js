@@ -1,14 +1,16 @@
 // One question and its answer, as the page shows them.
 
 import { element } from "../common/dom.js";
-import { renderInto } from "../common/markdown.js";
 import { whyItEnded } from "./ending.js";
+import { RoundView } from "./round_view.js";
+import { textOf } from "./rounds.js";
 import { describe } from "./stats.js";
 import { TokenView } from "./tokens.js";
 
 /**
- * The elements of a turn `{ user, answer }`. `answer` is null or `{ text, status, error, stats,
- * limits }` with a status of "waiting", "streaming", "done", "stopped", "left" or "failed".
+ * The elements of a turn `{ user, answer }`. `answer` is null or `{ rounds, status, error, stats,
+ * limits, log }`: rounds as in rounds.js, the stats of the last, and a status of "waiting",
+ * "streaming", "done", "stopped", "left" or "failed".
  *
  * `actions` is what the page can do: `copy(text, button)`, `regenerate()`, `remove()`,
  * `edit(text)`.
@@ -16,6 +18,8 @@ import { TokenView } from "./tokens.js";
 export class TurnView {
   #actions;
   #timer = null;
+  #rounds = []; // their views
+  #shown = null; // the answer that these are of
 
   constructor(turn, actions) {
     this.turn = turn;
@@ -26,17 +30,17 @@ export class TurnView {
     const userLabel = { class: "user", "aria-label": "You" };
     this.user = element("article", userLabel, this.bubble, row(this.editButton));
 
-    this.prose = element("div", { class: "prose" });
+    this.rounds = element("div", { class: "rounds" });
     this.note = element("p", { class: "note" });
     this.error = element("div", { class: "error-box", role: "alert" });
     this.tokens = new TokenView();
     this.stats = element("p", { class: "stats" });
-    this.copyButton = button("Copy", () => actions.copy(this.turn.answer.text, this.copyButton));
+    this.copyButton = button("Copy", () => actions.copy(textOf(this.turn.answer), this.copyButton));
     this.againButton = button("Regenerate", () => actions.regenerate());
     this.removeButton = button("Delete", () => actions.remove());
     this.buttons = row(this.copyButton, this.againButton, this.removeButton);
     this.answer = element("article", { class: "answer", "aria-label": "Answer" });
-    this.answer.append(this.prose, this.note, this.error, this.tokens.element, this.stats, this.buttons);
+    this.answer.append(this.rounds, this.note, this.error, this.tokens.element, this.stats, this.buttons);
 
     this.element = element("section", { class: "turn" }, this.user, this.answer);
     this.setPlace({ isLast: true, isBusy: false });
@@ -59,10 +63,10 @@ export class TurnView {
     const isRunning = answer.status === "waiting" || answer.status === "streaming";
     this.answer.classList.toggle("is-running", isRunning);
     this.answer.setAttribute("aria-busy", String(isRunning));
-    renderInto(this.prose, answer.text);
+    this.#showRounds(answer, isRunning);
     this.note.textContent = whyItEnded(answer);
     this.note.hidden = this.note.textContent === "";
-    this.copyButton.hidden = answer.text === "";
+    this.copyButton.hidden = textOf(answer) === "";
     this.tokens.show(answer.log ?? null);
     this.#showStats(answer.stats);
     this.#showError(answer.error);
@@ -71,6 +75,22 @@ export class TurnView {
   /** Let go of the timer; the elements are about to leave the page. */
   close() {
     clearInterval(this.#timer);
+  }
+
+  #showRounds(answer, isRunning) {
+    if (answer !== this.#shown) {
+      this.#shown = answer;
+      this.#rounds = [];
+      this.rounds.replaceChildren();
+    }
+    const last = answer.rounds.length - 1;
+    answer.rounds.forEach((round, index) => {
+      if (this.#rounds[index] === undefined) {
+        this.#rounds[index] = new RoundView(index + 1);
+        this.rounds.append(this.#rounds[index].element);
+      }
+      this.#rounds[index].update(round, isRunning && index === last);
+    });
   }
 
   #showStats(stats) {

@@ -146,16 +146,15 @@ async def _bias(server: ServerContext, body: LlamaCompletionRequest) -> dict[str
 def _generation_fields(
     body: LlamaCompletionRequest, bias: dict[str, float], n_keep: int | None
 ) -> GenerationFields:
-    """Return the fields of a body under the names of the other routes; they have been checked."""
-    same = body.model_dump(include=set(GenerationFields.model_fields))
-    own = {
-        "temperature": None if body.temperature is None else max(body.temperature, 0.0),
-        "top_k": None if body.top_k is None else max(body.top_k, 0),
-        "repetition_penalty": body.repeat_penalty,
-        "logit_bias": bias or None,
-        "n_keep": n_keep,
-    }
-    return GenerationFields.model_construct(**{**same, **own})
+    """Return the fields of a body under the names of the other routes."""
+    return GenerationFields.of(
+        body,
+        temperature=None if body.temperature is None else max(body.temperature, 0.0),
+        top_k=None if body.top_k is None else max(body.top_k, 0),
+        repetition_penalty=body.repeat_penalty,
+        logit_bias=bias or None,
+        n_keep=n_keep,
+    )
 
 
 @dataclass(slots=True)

@@ -148,7 +148,7 @@ async def _begin(server: ServerContext, body: GenerateRequest, request: Request)
     max_tokens = resolve_max_tokens(len(prompt), asked, facts, body)
     if body.max_tokens is None:
         max_tokens = min(max_tokens, DEFAULT_MAX_TOKENS)
-    fields = GenerationFields.model_validate(body.model_dump(exclude={"prompt", "max_tokens"}))
+    fields = GenerationFields.of(body, max_tokens=None)
     params = to_sampling_params(fields, facts, max_tokens=max_tokens)
     return await GenerationJob(server, request, fields, [prompt], params).begin()
 

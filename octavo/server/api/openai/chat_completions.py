@@ -23,6 +23,7 @@ from octavo.server.api.sampling import (
     truncate,
 )
 from octavo.server.api.server_context import ServerContext
+from octavo.server.http.background import briefly_in_background
 from octavo.server.http.body import JsonRoute, work_on_body
 from octavo.server.http.context import request_context
 from octavo.serving.answer_reader import AnswerReader
@@ -79,9 +80,12 @@ async def _begin(
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
-    params = prompt.reader.params(params)
+    try:
+        reader, params = await briefly_in_background(prompt.reader.prepare, params)
+    except InvalidRequestError as error:
+        raise error.with_field(body.constraint.field if body.constraint else "tools") from None
     job = await GenerationJob(server, request, body, [token_ids], params).begin()
-    return job, prompt.reader
+    return job, reader
 
 
 def _adds_generation_prompt(body: ChatCompletionRequest) -> bool:

@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from octavo.base.errors import InvalidRequestError
 from octavo.core.sampling_params import MAX_LOGPROBS, MAX_N
+from octavo.server.api.constraints import AskedConstraint, ConstrainedBody, Schema, named_schema
 from octavo.server.api.fields import Body, Only, StopStrings, Unsupported
 from octavo.server.api.requests import GenerationFields
 
 FinishReason = Literal["length", "eos_token", "stop_sequence"]
 
 
-class TgiParameters(Body):
+class TgiGrammar(Body):
+    """TGI's constraint of an answer. ``json_schema`` has a ``{name, schema}``."""
+
+    type: Literal["json", "regex", "json_schema"]
+    value: Schema
+
+    def constraint(self, field: str) -> AskedConstraint:
+        """Return it under octavo's names.
+
+        Raises:
+            InvalidRequestError: the value is wrong.
+        """
+        field = f"{field}.value"
+        if self.value is None:
+            raise InvalidRequestError("is required", field)
+        if self.type == "json_schema":
+            return named_schema(field, self.value)
+        return AskedConstraint.of(field, **{self.type: self.value})
+
+
+class TgiParameters(ConstrainedBody):
     """Parameters of generation. It is greedy, unless a field asks for sampling."""
 
+    place = "parameters."
     refused = GenerationFields.names_with_effect() | {"logprobs"}
 
     max_new_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1, description="100")
@@ -41,8 +65,12 @@ class TgiParameters(Body):
     )
     top_n_tokens: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     watermark: Unsupported = None
-    grammar: Unsupported = None
+    grammar: TgiGrammar | None = None
     adapter_id: Annotated[Any, Only(("",))] = None
+
+    def _constraints(self) -> Iterator[AskedConstraint]:
+        if self.grammar is not None:
+            yield self.grammar.constraint("grammar")
 
     @property
     def is_sampling(self) -> bool:

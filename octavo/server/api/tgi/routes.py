@@ -220,7 +220,7 @@ async def _begin(
     if parameters.max_new_tokens is None:
         max_tokens = min(max_tokens, DEFAULT_NEW_TOKENS)
     params = to_sampling_params(parameters, max_tokens=max_tokens, with_logprobs=streams)
-    fields = GenerationFields.model_validate({"stream": streams, "seed": parameters.seed})
+    fields = GenerationFields.of(parameters, stream=streams)
     return await GenerationJob(server, request, fields, [prompt], params).begin()
 
 
@@ -253,6 +253,7 @@ def to_sampling_params(
         max_tokens=max_tokens,
         logprobs=(parameters.top_n_tokens or 0) if wants_logprobs else None,
         prompt_logprobs=0 if parameters.decoder_input_details else None,
+        structured_outputs=None if parameters.constraint is None else parameters.constraint.value,
     )
 
 

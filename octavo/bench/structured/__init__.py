@@ -1,0 +1,1 @@
+"""Measures constrained output: whether answers are valid, and what masks cost."""

@@ -1,0 +1,109 @@
+"""``octavo bench structured``: answers under JSON schemas, whether they are valid, and what masks
+cost."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from octavo.cli import terminal
+from octavo.cli.bench import common
+from octavo.cli.flags import add_number, add_value, from_flags
+from octavo.settings.engine import CPU_MAX_NUM_SEQS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from octavo.bench.structured.study import StructuredRow
+
+EXAMPLES = """\
+Random schemas are answered with random logits and by the model, and checked by the package
+jsonschema. Records, of which a third is fixed by their schema, are timed: one stream and several
+beside plain decoding of as many tokens, and forced tokens as drafts beside none.
+
+examples:
+  octavo bench structured
+  octavo bench structured qwen2.5-coder-0.5b --schemas 2000 --json
+  octavo bench structured qwen2.5-coder-0.5b --llama-server http://127.0.0.1:8080
+
+docs/metrics.md says what each figure is.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    common.add_benchmark_arguments(parser, skip={"seed"}, plot=False)
+    add_number(parser, "--schemas", "random schemas, answered with random logits", 200)
+    add_number(parser, "--streams", "of the row with several streams at once", 32)
+    add_number(parser, "--max-tokens", "the most tokens of an answer", 256)
+    add_value(
+        parser,
+        "--llama-server URL",
+        "a llama-server with the same model: it answers the records too, and is timed beside",
+    )
+    common.add_repeat_flag(parser, repeat=3)
+    common.add_seed_flag(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from octavo.bench.record import Recorder
+    from octavo.bench.structured.llama_server import LlamaServer
+    from octavo.bench.structured.study import StructuredPlan, StructuredStudy
+
+    peer = None if args.llama_server is None else LlamaServer(args.llama_server)
+    plan = from_flags(StructuredPlan, args)
+    roomier = {"max_num_seqs": args.streams} if args.streams > CPU_MAX_NUM_SEQS else {}
+    settings = common.engine_args(args, seed=args.seed, **roomier)
+    recorder = Recorder(common.asked_for(args), settings.threads)
+    with (
+        recorder,
+        common.open_session(settings) as session,
+        terminal.progress_over("measuring", StructuredStudy.num_turns(plan, peer)) as advance,
+    ):
+        recorder.engine = session.info
+        rows = StructuredStudy(session, plan, advance, peer).measure()
+    document = {
+        "model": args.model,
+        "max_tokens": plan.max_tokens,
+        "repeat": plan.repeat,
+        "rows": [row.as_json() for row in rows],
+        "run": recorder.as_json(),
+    }
+    recorder.warnings += _invalid(rows)
+    common.report(args, document, lambda console: _print(console, args, rows))
+    return 0
+
+
+def _invalid(rows: list[StructuredRow]) -> list[str]:
+    return [
+        f"{row.kind}: {row.finished - row.valid} of {row.finished} finished answers are not valid"
+        for row in rows
+        if row.valid < row.finished
+    ]
+
+
+# -- for people -----------------------------------------------------------------------------------
+
+
+def _print(console: Console, args: argparse.Namespace, rows: list[StructuredRow]) -> None:
+    head = ("", "schemas", "refused", "finished", "valid", "mask µs", "P99", "P99.9", "compile ms",
+            "P99", "tok/s", "plain", "ratio")  # fmt: skip
+    title = f"{args.model}: answers under schemas"
+    common.print_figures(console, title, head, [_cells(row.as_json()) for row in rows])
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    mask, compiled = row["mask_us"] or {}, row["compile_ms"] or {}
+    tps, plain = row["decode_tps"], row["plain_decode_tps"]
+    return (
+        row["kind"],
+        *(str(row[name]) for name in ("schemas", "refused", "finished", "valid")),
+        *(_number(mask.get(name)) for name in ("median", "p99", "p999")),
+        *(_number(compiled.get(name), 2) for name in ("median", "p99")),
+        _number(tps, 1),
+        _number(plain, 1),
+        f"{tps / plain:.2f} ×" if tps and plain else "",
+    )
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"

@@ -1,0 +1,131 @@
+"""`MaskThread`, which makes the masks of a step's rows while its forward pass runs.
+
+    engine's thread   write the step │ one native call: layers, head, ........ sample │ take tokens
+    this thread                      │ masks of rows 0, 3, 4 ... ──(counter)──▶ ▲
+                                                            a row waits for its own mask
+
+The native call holds no lock of the interpreter, and neither do the libraries that follow grammars;
+so the two overlap. A worker that comes to a masked row waits until the counter has reached the
+row's turn (csrc/counter.h), which it mostly has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+import weakref
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from queue import SimpleQueue
+from typing import NamedTuple, TypeAlias
+
+from octavo.base.errors import EngineError
+from octavo.core.token_mask import Bits
+from octavo.kernels.cpu.library import Library
+
+_log = logging.getLogger("octavo")
+
+
+class LateMask(NamedTuple):
+    """A mask that is made while the step runs.
+
+    Args:
+        row: of the step's samples.
+        bitmask: makes it.
+        give: called with the bits, before the counter says that they are there.
+    """
+
+    row: int
+    bitmask: Callable[[], Bits | None]
+    give: Callable[[Bits | None], None]
+
+
+class _Work(NamedTuple):
+    number: int  # of the step
+    masks: Sequence[LateMask]
+    problems: dict[int, str]
+
+
+_Works: TypeAlias = "SimpleQueue[_Work | None]"
+_Numbers: TypeAlias = "SimpleQueue[int]"
+
+
+class MaskThread:
+    """A thread that makes masks in their order, and a counter of those that are made.
+
+    The thread starts with the first mask. One that cannot be made allows no token, which ends its
+    request alone; ``problems`` has the reason by the row.
+    """
+
+    def __init__(self, library: Library, vocab_size: int):
+        self._nothing = array("I", bytes(4 * -(-vocab_size // 32)))
+        lib = library.lib
+        counter = lib.oct_counter_new()
+        if not counter:
+            raise EngineError("no memory for a counter of masks")
+        self.counter = ctypes.c_void_p(counter)
+        self._reset = lib.oct_counter_reset
+        self._count = partial(lib.oct_counter_add, self.counter, 1)
+        weakref.finalize(self, lib.oct_counter_free, self.counter)
+        self._thread: threading.Thread | None = None
+        self._works: _Works = SimpleQueue()
+        self._ended: _Numbers = SimpleQueue()
+        self._number = self._num_ended = 0
+        self.problems: dict[int, str] = {}
+
+    @contextmanager
+    def making(self, masks: Sequence[LateMask]) -> Iterator[None]:
+        """Make masks inside of the ``with`` block, at whose end they are all made."""
+        self.problems = {}
+        if not masks:
+            yield
+            return
+        self._wait()  # after an interruption there may be an earlier step's
+        if self._thread is None or not self._thread.is_alive():  # a forked process has none
+            self._start()
+        self._reset(self.counter)
+        self._number += 1
+        self._works.put(_Work(self._number, masks, self.problems))
+        try:
+            yield
+        finally:
+            self._wait()
+
+    def _start(self) -> None:
+        self._works, self._ended, self._num_ended = SimpleQueue(), SimpleQueue(), self._number
+        self._thread = threading.Thread(
+            target=_make_masks,
+            args=(self._works, self._ended, self._count, self._nothing),
+            name="octavo-masks",
+            daemon=True,
+        )
+        self._thread.start()
+        weakref.finalize(self, self._works.put, None)
+
+    def _wait(self) -> None:
+        thread = self._thread
+        while thread is not None and thread.is_alive() and self._num_ended < self._number:
+            self._num_ended = self._ended.get()
+
+
+def _make_masks(works: _Works, ended: _Numbers, count: Callable[[], None], nothing: Bits) -> None:
+    while (work := works.get()) is not None:
+        for mask in work.masks:
+            _make_mask(mask, work.problems, nothing)
+            count()
+        number = work.number
+        del work, mask  # requests end
+        ended.put(number)
+
+
+def _make_mask(mask: LateMask, problems: dict[int, str], nothing: Bits) -> None:
+    bits: Bits | None = nothing
+    try:
+        bits = mask.bitmask()
+    except BaseException as error:
+        _log.exception("the mask of a request failed")
+        problems[mask.row] = f"the mask of its tokens failed: {type(error).__name__}: {error}"
+    mask.give(bits)
