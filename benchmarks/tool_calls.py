@@ -1,6 +1,6 @@
 """Count how often a model calls the right tool, with valid arguments, through an OpenAI API.
 
-    python benchmarks/tool_calls.py URL --model NAME [--limit N] [--output FILE]
+    python benchmarks/tool_calls.py URL --model NAME [--limit N] [--concurrency N] [--output FILE]
 
 The prompts are the 60 of tool_calls.json, each with one to six tools, of which one fits. Requests
 are greedy, with ``tool_choice`` "auto": whether to call is the model's choice. Counted are answers
@@ -22,6 +22,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ import jsonschema
 
 PROMPTS = Path(__file__).with_suffix(".json")
 MAX_TOKENS = 256
-TIMEOUT = 600  # seconds, of one answer
+TIMEOUT = 1200  # seconds, of one answer
 
 
 class Outcome(NamedTuple):
@@ -48,15 +49,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("url", help="of the server, without /v1")
     parser.add_argument("--model", required=True)
     parser.add_argument("--limit", type=int, help="ask the first N prompts alone")
+    parser.add_argument("--concurrency", type=int, default=4, help="requests at once (4)")
     parser.add_argument("--output", type=Path, help="write outcomes as JSON")
     args = parser.parse_args(arguments)
 
     known = json.loads(PROMPTS.read_text())
-    outcomes = []
-    for case in known["prompts"][: args.limit]:
+
+    def outcome_of(case: Mapping[str, Any]) -> Outcome:
         answer = ask(args.url, request_of(case, known["tools"], args.model))
-        outcomes.append(judge(case, known["tools"], answer))
-        print("." if outcomes[-1].is_valid else "x", end="", file=sys.stderr, flush=True)
+        outcome = judge(case, known["tools"], answer)
+        print("." if outcome.is_valid else "x", end="", file=sys.stderr, flush=True)
+        return outcome
+
+    with ThreadPoolExecutor(args.concurrency) as threads:
+        outcomes = list(threads.map(outcome_of, known["prompts"][: args.limit]))
     print(file=sys.stderr)
     print(json.dumps(counts(outcomes)))
     if args.output is not None:
