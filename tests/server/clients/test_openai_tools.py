@@ -43,9 +43,8 @@ def openai():
 
 
 @pytest.fixture(scope="module")
-def client(openai, start_server) -> Iterator[Any]:
-    server = start_server(MODEL, "--max-model-len", "4096")
-    with openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0) as client:
+def client(openai, coder_server) -> Iterator[Any]:
+    with openai.OpenAI(base_url=coder_server.base_url, api_key="none", max_retries=0) as client:
         yield client
 
 
