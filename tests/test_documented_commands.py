@@ -38,11 +38,13 @@ NOT_RUN = {
     "pull": "fetches a model from a hub or a registry: tests/hub does, from servers of its own",
     "rm": "deletes what `pull` has fetched",
     "compare": "needs llama.cpp and others beside octavo: tests/bench/test_peers.py has stand-ins",
+    "chat qwen2.5-coder-1.5b --tools": "asks on a terminal: tests/cli/test_chat_tools.py has one",
     "cuda": "needs a GPU",
     "cluster": "needs ray: tests/cluster has clusters of its own",
     "--distributed": "needs a Ray cluster: tests/cluster has some",
     "--save-expert-loads": "needs a model with experts: tests/models/test_expert_parallel.py",
     "--enable-expert-parallel": "needs a model with experts: tests/models/test_expert_parallel.py",
+    "--llama-server": "is a server of llama.cpp: tests/bench/structured has a stand-in",
     "https://api.example.org": "is somebody else's server",
     "http://gpu:8000": "is another machine",
     "10.0.0.5": "is the address of a machine that has others beside it",
@@ -52,6 +54,7 @@ NOT_RUN = {
 # `bench serve` starts itself.
 LONG = (
     *("calibrate", "validate", "tune", "train-draft", "bench ablation", "bench spec", "serve"),
+    *("bench structured",),
     *("bench startup", "quantize --report", "quantize --compare", "advise --measure"),
     # tests/page/test_static_folder.py, `plan` of fewer devices, tests/bench/offline/test_sweep.py
     *("page", "plan any", "bench sweep --base-url"),

@@ -17,9 +17,9 @@ import threading
 import weakref
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import NamedTuple, TypeAlias
 
 from octavo.base.errors import EngineError
@@ -108,24 +108,26 @@ class MaskThread:
     def _wait(self) -> None:
         thread = self._thread
         while thread is not None and thread.is_alive() and self._num_ended < self._number:
-            self._num_ended = self._ended.get()
+            with suppress(Empty):
+                self._num_ended = self._ended.get(timeout=1.0)
 
 
 def _make_masks(works: _Works, ended: _Numbers, count: Callable[[], None], nothing: Bits) -> None:
     while (work := works.get()) is not None:
         for mask in work.masks:
-            _make_mask(mask, work.problems, nothing)
-            count()
+            try:
+                _make_mask(mask, work.problems, nothing)
+            finally:  # the step waits for it
+                count()
         number = work.number
         del work, mask  # requests end
         ended.put(number)
 
 
 def _make_mask(mask: LateMask, problems: dict[int, str], nothing: Bits) -> None:
-    bits: Bits | None = nothing
     try:
-        bits = mask.bitmask()
+        mask.give(mask.bitmask())
     except BaseException as error:
-        _log.exception("the mask of a request failed")
         problems[mask.row] = f"the mask of its tokens failed: {type(error).__name__}: {error}"
-    mask.give(bits)
+        _log.exception("the mask of a request failed")
+        mask.give(nothing)

@@ -164,10 +164,11 @@ class NativeForward:
         count = len(sampling.at)
         status, tokens = self._status[:count].tolist(), self._tokens[:count].tolist()
         rows = ForwardOutput(self._query_start, self._damaged(num_tokens))
+        problems = self._mask_thread.problems
         sampling.give(
             rows,
             tokens,
-            _reasons(status) | self._mask_thread.problems if any(status) else {},
+            _reasons(status) | problems if problems or any(status) else {},
             lambda row: self._logprobs.entry(row, tokens[row]),
         )
         if sampling.weighed:

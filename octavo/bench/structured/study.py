@@ -52,7 +52,7 @@ class StructuredPlan:
 
 @dataclass(slots=True)
 class StructuredRow:
-    """What was measured of answers of a kind. Speeds are tokens a second, of each turn."""
+    """Figures of answers of a kind. Speeds are tokens a second, of each turn."""
 
     kind: str
     schemas: int = 0
@@ -136,10 +136,10 @@ class StructuredStudy:
             self._validated("model", schemas[: max(1, plan.schemas // 10)], 0.0),
             self._compared("one stream", records[:1]),
             self._compared(f"{plan.streams} streams", records),
-            self._forced("one stream, forced tokens drafted", records[:1]),
+            self._forced("forced tokens", records[:1]),
         ]
         if self._peer is not None:
-            rows.append(self._of_peer("llama-server, one stream", records[0], self._peer))
+            rows.append(self._of_peer("llama-server", records[0], self._peer))
         return rows
 
     # -- rows --------------------------------------------------------------------------------

@@ -412,6 +412,7 @@ def test_arguments_that_make_no_sense(native):
         ({"num_output_ids": 1}, "history"),
         ({"num_prompt_ids": -1}, "history"),
         ({"num_biases": 1}, "biases"),
+        ({"mask_turn": 1}, "still being made"),
     ]:
         assert call(**arguments) == abi.OCT_ERR_ARGUMENT
         assert word in native.library.last_error()

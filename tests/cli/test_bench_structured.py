@@ -1,0 +1,82 @@
+"""``octavo bench structured`` from end to end, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from octavo.bench.structured import study
+from octavo.bench.structured.llama_server import LlamaAnswer
+from octavo.cli import main
+
+SCHEMA = {"enum": ["a", "bc", 12]}
+
+
+@pytest.fixture
+def bench(capsys, tiny_model, monkeypatch):
+    """``bench("--json")``: status, stdout and stderr. Schemas are small, as the model is."""
+    monkeypatch.setattr(study, "random_schema", lambda number: SCHEMA)
+    monkeypatch.setattr(study, "record_schema", lambda number: SCHEMA)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        small = ("--schemas", 3, "--streams", 2, "--max-tokens", 30, "--repeat", 2, "--threads", 1)
+        status = main(["bench", "structured", str(tiny_model), *map(str, (*small, *arguments))])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+def test_rows_as_json(bench):
+    status, out, _ = bench("--json")
+    assert status == 0
+    rows = {row["kind"]: row for row in json.loads(out)["rows"]}
+    assert list(rows) == [
+        *("random logits", "model", "one stream", "2 streams", "forced tokens"),
+    ]
+    assert [row["schemas"] for row in rows.values()] == [3, 1, 2, 4, 2]
+    for row in rows.values():
+        assert row["refused"] == 0 and row["valid"] == row["finished"] == row["schemas"]
+        assert row["mask_us"].keys() == {"median", "p99", "p999"}
+        assert row["compile_ms"].keys() == {"median", "p99"}
+    assert rows["one stream"]["plain_decode_tps"] > 0 and rows["model"]["plain_decode_tps"] is None
+
+
+def test_a_table_for_people(bench):
+    status, out, _ = bench()
+    assert status == 0
+    (line,) = (line for line in out.splitlines() if line.strip().startswith("2 streams"))
+    assert line.strip().endswith("×")
+
+
+def test_schemas_that_are_refused_are_counted(bench, monkeypatch):
+    monkeypatch.setattr(study, "random_schema", lambda number: {"type": "nonsense"})
+    status, out, _ = bench("--json")
+    assert status == 0
+    first = json.loads(out)["rows"][0]
+    assert (first["schemas"], first["refused"], first["finished"]) == (3, 3, 0)
+    assert first["mask_us"] is None and first["decode_tps"] is None
+
+
+def test_a_peer_answers_too(bench, monkeypatch):
+    class Peer:
+        def __init__(self, url):
+            assert url == "http://peer"
+
+        def answer(self, prompt, max_tokens, schema=None):
+            assert "JSON schema" in prompt and (schema is None or schema == SCHEMA)
+            return LlamaAnswer('"bc"', True, 4, 20.0 if schema is None else 10.0)
+
+    monkeypatch.setattr("octavo.bench.structured.llama_server.LlamaServer", Peer)
+    _, out, _ = bench("--json", "--llama-server", "http://peer")
+    last = json.loads(out)["rows"][-1]
+    assert last["kind"] == "llama-server" and last["valid"] == 2
+    assert (last["decode_tps"], last["plain_decode_tps"]) == (10.0, 20.0)
+
+
+def test_without_the_package_that_checks_it_says_what_to_install(bench, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    status, _, err = bench()
+    assert status != 0 and "octavo[schemas]" in err
