@@ -38,6 +38,7 @@ NOT_RUN = {
     "pull": "fetches a model from a hub or a registry: tests/hub does, from servers of its own",
     "rm": "deletes what `pull` has fetched",
     "compare": "needs llama.cpp and others beside octavo: tests/bench/test_peers.py has stand-ins",
+    "chat qwen2.5-coder-1.5b --tools": "asks on a terminal: tests/cli/test_chat_tools.py has one",
     "cuda": "needs a GPU",
     "cluster": "needs ray: tests/cluster has clusters of its own",
     "--distributed": "needs a Ray cluster: tests/cluster has some",

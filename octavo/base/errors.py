@@ -14,6 +14,7 @@
     │   ├── ModelFileError         a model file is damaged, truncated or inconsistent
     │   ├── UnsupportedModelError  the file is fine, octavo cannot run it
     │   └── DownloadError          fetching failed, or a checksum did not match
+    ├── ToolError              a tool was called in vain: wrong arguments, or it failed
     ├── DeadlineError          a request did not end within its timeout
     ├── BenchmarkError         a measurement could not be made, or a file for one not be used
     ├── LinkError              a connection between machines was refused, or has ended
@@ -159,6 +160,10 @@ class StepAbortedError(EngineError):
 class PeerEndedError(EngineError):
     """Another rank of the engine's group has ended, or ended the group: this engine can compute no
     further step."""
+
+
+class ToolError(OctavoError):
+    """A tool cannot be called so, or failed; the message is for the model that called it."""
 
 
 class DeadlineError(OctavoError):

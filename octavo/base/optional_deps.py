@@ -1,7 +1,7 @@
-"""Checks for the optional packages PyTorch, transformers and cryptography.
+"""Checks for the optional packages PyTorch, transformers, cryptography and mcp.
 
 PyTorch is only needed by GPUs and by models without native kernels, transformers by families that
-octavo lacks, cryptography by connections between machines.
+octavo lacks, cryptography by connections between machines, mcp by tools of MCP servers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ NO_TORCH = f"PyTorch is needed, and not installed: {ADD_TORCH}"
 
 ADD_TRANSFORMERS = "pip install 'octavo[transformers]'"
 ADD_MACHINES = "pip install 'octavo[machines]'"
+ADD_MCP = "pip install 'octavo[mcp]'"
 
 
 def has_torch() -> bool:
@@ -56,4 +57,12 @@ def need_cryptography(what: str) -> None:
     if importlib.util.find_spec("cryptography") is None:
         raise MissingPackageError(
             f"{what}: the package cryptography is needed, and not installed: {ADD_MACHINES}"
+        )
+
+
+def need_mcp(what: str) -> None:
+    """Check like ``need_torch``, before an MCP server is started."""
+    if importlib.util.find_spec("mcp") is None:
+        raise MissingPackageError(
+            f"{what}: the package mcp is needed, and not installed: {ADD_MCP}"
         )

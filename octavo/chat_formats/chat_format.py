@@ -47,6 +47,8 @@ class ChatFormat:
       which they begin; `read_bare_call`, `bare_call` and `like_a_bare_call`; and ``uses_opener``,
       which is False if calls that are required are written so.
 
+    ``before_content`` is what the model writes before content, if that is a header and no text.
+
     Methods that read raise `MalformedCall` where the text is no call: it then is content.
 
     Attributes:
@@ -60,6 +62,7 @@ class ChatFormat:
     bare_beginnings: ClassVar[str] = ""
     uses_opener: ClassVar[bool] = True
     repeats: ClassVar[bool] = True
+    before_content: ClassVar[str] = ""
 
     def __init__(self, template: Template):
         self.template = template
@@ -79,6 +82,11 @@ class ChatFormat:
         return self.thoughts is not None and ends_in_thought(
             prompt, self.thoughts, self.template.special_tokens
         )
+
+    @property
+    def marks_of_answers(self) -> tuple[str, ...]:
+        """The tags around content that follows a thought. They say nothing, and are dropped."""
+        return ()
 
     @property
     def ends_of_thought(self) -> tuple[str, ...]:
@@ -158,7 +166,10 @@ class ChatFormat:
         tags = self._tags_with_tools if tools else self._tags_without_tools
         # JSON is content where calls could have a tag.
         bare_beginnings = "" if content_is_json and self.uses_opener else self.bare_beginnings
-        tag = (yield from self._read_thought(stream, message)) if begins_in_thought else ""
+        tag = ""
+        if begins_in_thought:
+            tag = yield from self._read_thought(stream, message)
+            tags = Tags((*tags.texts, *self.marks_of_answers))
         plain_until = 0  # what was read as a call, and is none, ends here
         while True:
             if tools and tag in self.openers:
@@ -166,6 +177,7 @@ class ChatFormat:
                 plain_until = yield from self._try(call, stream, message, had_tag=True)
             elif self.thoughts is not None and tag == self.thoughts.begin:
                 tag = yield from self._read_thought(stream, message)
+                tags = Tags((*tags.texts, *self.marks_of_answers))
                 continue
             elif tools and message.is_empty and bare_beginnings:
                 first = yield from stream.skip_space(message.content)
@@ -285,7 +297,8 @@ class ChatFormat:
             parts.append(self._calls(grammar, among, parallel))
         elif content is not None:
             options = self.calls_beside_json(grammar, among, parallel) if among else []
-            parts.append(either([*options, grammar.json(content, is_loose=True, is_lenient=False)]))
+            json = grammar.json(content, is_loose=True, is_lenient=False)
+            parts.append(either([*options, f"{grammar.text(self.before_content)} {json}"]))
         else:
             parts.append(self._content(grammar, among, parallel, known))
         return StructuredOutputs(grammar=grammar.source(" ".join(filter(None, parts))))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.chat_formats.chat_format import ChatFormat, Template
 from octavo.chat_formats.grammar import Grammar
-from octavo.chat_formats.json_calls import call_schema, json_calls, read_json_calls
+from octavo.chat_formats.json_calls import (
+    call_schema,
+    earlier_call,
+    json_calls,
+    read_json_calls,
+)
 from octavo.chat_formats.json_schemas import DEFINITIONS
 from octavo.chat_formats.message_writer import MessageWriter
 from octavo.chat_formats.text_stream import Reading, TextStream
@@ -118,17 +122,8 @@ def _plain_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
     calls = message.get("tool_calls")
     if not calls:
         return message
-    written = json.dumps({_KEY: [_call(call) for call in calls]}, ensure_ascii=False)
+    written = json.dumps({_KEY: [earlier_call(call) for call in calls]}, ensure_ascii=False)
     content = message.get("content")
     text = f"{content}\n{written}" if isinstance(content, str) and content else written
     kept = {key: value for key, value in message.items() if key != "tool_calls"}
     return {**kept, "content": text}
-
-
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call.get("function", call)
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
-        with contextlib.suppress(ValueError):  # else the model sees the text that it wrote
-            arguments = json.loads(arguments)
-    return {"name": function["name"], "arguments": arguments}

@@ -116,9 +116,28 @@ class Grammar:
             without: other tags that are not in it.
             not_like: see `free`; of the text before the tag.
         """
-        if tag in self._special_tokens:
-            return f"{self.free(without | {tag}, not_like)} {self.text(tag)}"
-        return self.lazy(f"{self.free(without - {tag}, not_like)} {literal(tag)}")
+        # What goes on without the tag must be the same lexeme, where that ends with a token.
+        without = without | {tag} if self.has_token(tag) else without - {tag}
+        return self.text_up_to(self.free(without, not_like), tag)
+
+    def text_up_to(self, expression: str, end: str) -> str:
+        """Return text of a regular expression and what ends it.
+
+        Both are one lexeme, as the text could go on with the end's first characters; but for a
+        control token in the end, and what is behind that.
+        """
+        if not self.has_token(end):
+            return self.lazy(f"({expression}) {literal(end)}")
+        parts = self._split(end)
+        at = next(i for i, part in enumerate(parts) if part in self._special_tokens)
+        before, after = "".join(parts[:at]), "".join(parts[at:])
+        if before:
+            expression = f"({expression}) {literal(before)}"
+        return f"{self.terminal(expression)} {self.text(after)}"
+
+    def has_token(self, text: str) -> bool:
+        """Tell whether a control token is in a text."""
+        return any(part in self._special_tokens for part in self._split(text))
 
     def gap(self) -> str:
         """Return the white space that may stand between parts."""
@@ -127,7 +146,7 @@ class Grammar:
     def after_gap(self, text: str) -> str:
         """Return a fixed text, maybe with white space before it, where free text may be instead:
         white space alone would already be taken for the beginning of that."""
-        if text in self._special_tokens:
+        if self._split(text)[0] in self._special_tokens:
             return f"{self.gap()} {self.text(text)}"
         return self.terminal(f"({_GAP})? {literal(text)}")
 

@@ -14,11 +14,12 @@ from octavo.chat_formats.json_calls import (
     read_json_calls,
 )
 from octavo.chat_formats.message_writer import MessageWriter
-from octavo.chat_formats.text_stream import Reading, TextStream
+from octavo.chat_formats.text_stream import MalformedCall, Reading, TextStream
 from octavo.chat_formats.tools import Tool
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
-_FENCE = r"```(json|xml|)\n"
+_FENCE = "```"
+_BEFORE = rf"({_FENCE}(json|xml|)\n)?"
 _LANGUAGE = re.compile(r"[a-z]+")
 
 
@@ -52,26 +53,30 @@ class Hermes(ChatFormat):
     def read_bare_call(
         self, stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool]
     ) -> Reading[None]:
-        following = "{"
+        in_fence = awaits_call = False
+        following = yield from stream.skip_space()
         while following and following in self.bare_beginnings:
-            has_fence = yield from stream.starts_with("```")
-            if has_fence:
-                yield from stream.while_matching(_LANGUAGE, lambda text: None)
-                yield from stream.skip_space()
-            yield from read_json_calls(stream, message, tools, is_known=True)
+            if following == "{":
+                yield from read_json_calls(stream, message, tools, is_known=True)
+                message.end_call()
+                awaits_call = False
+            else:
+                yield from stream.expect(_FENCE)
+                in_fence = awaits_call = not in_fence
+                if in_fence:
+                    yield from stream.while_matching(_LANGUAGE, lambda text: None)
+                else:
+                    stream.keep()  # what is before is part of a call
             following = yield from stream.skip_space()
-            if has_fence and following:
-                yield from stream.expect("```")
-                following = yield from stream.skip_space()
-            message.end_call()
+        if awaits_call and (following or message.is_empty):
+            raise MalformedCall("the fence has something else in it")
 
     def bare_call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
-        plain = loose_json_call(grammar, tools)
-        fenced = loose_json_call(grammar, tools, before=_FENCE, after="\\n```")
-        return f"{plain}+ | {fenced}+" if parallel else f"{plain} | {fenced}"
+        call = loose_json_call(grammar, tools, before=_BEFORE, after=rf"(\n{_FENCE})?")
+        return f"{call}+" if parallel else call
 
     def like_a_bare_call(self, tools: Sequence[Tool]) -> str:
-        return like_a_loose_call(tools, f"({_FENCE})?")
+        return like_a_loose_call(tools, _BEFORE)
 
     def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
         closing = grammar.text("\n" + _END)

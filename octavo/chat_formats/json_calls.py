@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -153,10 +155,10 @@ def loose_json_call(
     """
 
     def call(tool: Tool) -> str:
-        begin = _loose_beginning(before, re.escape(tool.name))
-        head = grammar.pattern(f'{begin}{_SPACE},{_SPACE}"{key}"{_SPACE}:{_SPACE}')
+        head = grammar.pattern(_loose_beginning(before, re.escape(tool.name)))
+        between = grammar.pattern(f'{_SPACE},{_SPACE}"{key}"{_SPACE}:{_SPACE}')
         end = grammar.pattern(rf"{_SPACE}\}}{after}")
-        return f"{head} {grammar.json(tool.parameters, is_loose=True)} {end}"
+        return f"{head} {between} {grammar.json(tool.parameters, is_loose=True)} {end}"
 
     return grammar.rule(either(map(call, tools)))
 
@@ -182,3 +184,13 @@ def like_a_loose_call(tools: Sequence[Tool], before: str = "") -> str:
 
 def _loose_beginning(before: str, name: str) -> str:
     return rf'{_SPACE}{before}\{{{_SPACE}"name"{_SPACE}:{_SPACE}"{name}"'
+
+
+def earlier_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the object of a call in an earlier message, which is as OpenAI's are."""
+    function = call.get("function", call)
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError):  # else the model sees the text that it wrote
+            arguments = json.loads(arguments)
+    return {"name": function["name"], "arguments": arguments}

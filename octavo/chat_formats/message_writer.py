@@ -32,6 +32,7 @@ class MessageWriter:
         self._holds_calls = holds_calls
         self._delta = MessageDelta()
         self._num_calls = 0
+        self._ids: set[str] = set()
         self._call: ToolCallDelta | None = None  # the one that is being read
         self._arguments: list[str] = []
         self._num_held = 0
@@ -74,9 +75,11 @@ class MessageWriter:
         return not self._num_calls and not self._content.has_text
 
     def begin_call(self, name: str, call_id: str = "") -> None:
-        """Begin a call. ``call_id`` is the one that the text has for it, if it has one."""
+        """Begin a call. ``call_id`` is the one that the text has for it, if it has one. It is not
+        taken if an earlier call has it."""
         assert self._call is None, "the last call has not ended"
-        call_id = call_id or self._new_id(self._num_calls, name)
+        if not call_id or call_id in self._ids:
+            call_id = self._new_id(self._num_calls, name)
         self._call = ToolCallDelta(self._num_calls, call_id, name)
         self._arguments, self._num_held = [], 0
         if not self._holds_calls:
@@ -133,6 +136,7 @@ class MessageWriter:
 
     def _announce(self, call: ToolCallDelta) -> None:
         self._delta.tool_calls.append(call)
+        self._ids.add(call.id)
         self._num_calls += 1
         self._content.keeps_start = False
 

@@ -24,9 +24,10 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v
 _DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
-def _read_python_call(
+def read_python_call(
     stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool], is_known: bool
 ) -> Reading[None]:
+    """Read one call: see `read_python_calls`."""
     name = yield from _read(stream, _NAME)
     yield from stream.expect("(")
     begin_call(message, name, tools, is_known=is_known)
@@ -163,7 +164,7 @@ def read_python_calls(
     yield from stream.expect("[")
     while True:
         yield from stream.skip_space()
-        yield from _read_python_call(stream, message, tools, is_known)
+        yield from read_python_call(stream, message, tools, is_known)
         if (yield from stream.skip_space()) == "]":
             break
         yield from stream.expect(",")
@@ -186,6 +187,13 @@ def python_calls(
         either(f"{grammar.text(f', {tool.name}(')} {rest}" for tool, rest in calls)
     )
     return f'{first} {again}* "]"' if parallel else f'{first} "]"'
+
+
+def python_call(grammar: Grammar, tools: Sequence[Tool]) -> str:
+    """Return the grammar of a call of one of the tools."""
+    return grammar.rule(
+        either(f"{grammar.text(f'{tool.name}(')} {_arguments(grammar, tool)}" for tool in tools)
+    )
 
 
 def _arguments(grammar: Grammar, tool: Tool) -> str:

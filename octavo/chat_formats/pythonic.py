@@ -1,4 +1,4 @@
-"""Calls in a list of Python's: Llama 3.2's and 4's, without a tag or with one, and LFM2's."""
+"""Calls as Python writes them: lists of Llama 3.2 and 4, and of LFM2, and lines of OLMo 3."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from collections.abc import Mapping, Sequence
 from octavo.chat_formats.chat_format import ChatFormat, Template
 from octavo.chat_formats.grammar import Grammar
 from octavo.chat_formats.message_writer import MessageWriter
-from octavo.chat_formats.python_calls import python_calls, read_python_calls
+from octavo.chat_formats.python_calls import (
+    python_call,
+    python_calls,
+    read_python_call,
+    read_python_calls,
+)
 from octavo.chat_formats.text_stream import Reading, TextStream
 from octavo.chat_formats.tools import Tool
 
@@ -76,3 +81,34 @@ class TaggedPythonic(ChatFormat):
 
     def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
         return f"{python_calls(grammar, tools, parallel)} {grammar.text(_LFM_END)}"
+
+
+class Olmo3(ChatFormat):
+    """``<function_calls>``, a call in each line, and ``</function_calls>``."""
+
+    name = "olmo-3"
+    openers = ("<function_calls>",)
+    closers = ("</function_calls>",)
+    repeats = False
+
+    @classmethod
+    def fits(cls, template: Template) -> bool:
+        return template.has(*cls.openers)
+
+    def read_call(
+        self, opener: str, stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool]
+    ) -> Reading[None]:
+        yield from stream.skip_space()
+        while True:
+            yield from read_python_call(stream, message, tools, is_known=False)
+            following = yield from stream.skip_space()
+            if not following or following == "<":
+                break
+            message.end_call()
+        yield from self.read_end(stream, self.closers[0])
+        message.end_call()
+
+    def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
+        call = f"{grammar.text(chr(10))} {python_call(grammar, tools)}"
+        again = f"({call})*" if parallel else ""
+        return f"{call} {again} {grammar.text(chr(10) + self.closers[0])}"

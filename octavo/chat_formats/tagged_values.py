@@ -121,26 +121,45 @@ def tagged_value(grammar: Grammar, schema: Mapping[str, Any], end: str, where: s
     """Return the grammar of a value and the text that ends it.
 
     Args:
-        end: the last part of it is a tag, which no value contains.
+        end: a tag, which no value contains, maybe with newlines around it.
         where: the tool and its argument, for errors.
 
     Raises:
         InvalidRequestError: the schema has a keyword that cannot be enforced on text.
     """
+    texts, others = tagged_options(grammar, schema, end, where)
+    return grammar.rule(either([*others, *texts]))
+
+
+def tagged_options(
+    grammar: Grammar,
+    schema: Mapping[str, Any],
+    end: str,
+    where: str,
+    *,
+    are_told_apart: bool = False,
+) -> tuple[list[str], list[str]]:
+    """Return the grammars of values that are strings, and those of others, of which one holds.
+
+    Args:
+        end, where: see `tagged_value`.
+        are_told_apart: whether the text around says which they are; else strings are none that
+            would be read as others.
+    """
     types = types_of(schema)
     if "string" not in types:
-        return f"{grammar.json(schema)} {grammar.text(end)}"
+        return [], [f"{grammar.json(schema)} {grammar.text(end)}"]
     if not schema.keys() - DEFINITIONS:
-        return _free(grammar, frozenset(), end)
-    options = []
-    others = types - {"string"}
+        return [_free(grammar, frozenset(), end)], []
+    texts, options = [], []
+    others: frozenset[str] = frozenset() if are_told_apart else types - {"string"}
     for branch in _branches(schema):
         kinds = types_of(branch, schema)
         if kinds == {"string"}:
-            options.append(_string(grammar, branch, others, end, where))
+            texts.append(_string(grammar, branch, others, end, where))
         else:
             options += _others(grammar, branch, kinds, end)
-    return grammar.rule(either(options))
+    return texts, options
 
 
 def _branches(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -191,7 +210,7 @@ def _string(
     if not expressions:
         return _free(grammar, others, end)
     text = " & ".join([*expressions, *_unlike(others), grammar.without(end.strip("\n"))])
-    return grammar.lazy(f"({text}) {literal(end)}")
+    return grammar.text_up_to(text, end)
 
 
 def _expressions(schema: Mapping[str, Any], where: str) -> list[str]:
@@ -220,16 +239,16 @@ def _unlike(others: frozenset[str]) -> list[str]:
 
 
 def _free(grammar: Grammar, others: frozenset[str], end: str) -> str:
-    """Return any string and the text that ends it. Both are one lexeme, as the string could go on
-    with the first characters of the end: the first tag ends it."""
+    """Return any string and the text that ends it: the first tag does."""
     tag = end.strip("\n")
-    text = " & ".join(["/(?s:.*)/", *_unlike(others)])
+    banned = [grammar.without(tag)] if grammar.has_token(tag) else []
+    text = " & ".join(["/(?s:.*)/", *_unlike(others), *banned])
     _, _, rest = end.partition(tag)
-    return f"{grammar.lazy(f'({text}) {literal(tag)}')} {grammar.text(rest)}"
+    return f"{grammar.text_up_to(text, tag)} {grammar.text(rest)}"
 
 
 def _fixed(grammar: Grammar, text: str, end: str) -> str:
-    return grammar.lazy(literal(text + end))
+    return grammar.text_up_to(literal(text), end)
 
 
 def _whole(pattern: str, where: str) -> str:

@@ -20,6 +20,8 @@ _KNOWN = (
     ThoughtTags("[THINK]", "[/THINK]"),  # Mistral
     ThoughtTags("<seed:think>", "</seed:think>"),
     ThoughtTags("<|START_THINKING|>", "<|END_THINKING|>"),  # Cohere
+    ThoughtTags("Here is my thought process:", "Here is my response:"),  # Granite 3.2
+    ThoughtTags("<|channel>thought", "<channel|>"),  # Gemma 4
 )
 
 

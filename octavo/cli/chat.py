@@ -12,8 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.agents.tool_loop import LoopEnd, run_tool_loop
+from octavo.agents.toolbox import Toolbox, ToolResult
 from octavo.base.errors import ChatTemplateError, OctavoError
-from octavo.cli import chat_input, results, terminal
+from octavo.chat_formats.messages import MessageDelta, ParsedMessage, ToolCall
+from octavo.cli import chat_input, chat_tools, results, terminal
 from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
 from octavo.cli.flags import add_value
 from octavo.cli.generate import OFTEN, load
@@ -32,6 +35,7 @@ examples:
   octavo chat
   octavo chat smollm2-135m --system "You are a pirate." --temperature 0.9
   printf 'Hello\\nAnd in French?\\n' | octavo chat
+  octavo chat qwen2.5-coder-1.5b --tools my_tools.py --tools "mcp:my-mcp-server --read-only"
 """
 
 HELP = """\
@@ -52,20 +56,24 @@ _FIXED = {"n", "best_of", "logprobs", "prompt_logprobs", "detokenize", "output_k
 def configure(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     add_value(parser, "--system TEXT", "system message")
+    chat_tools.add_tool_flags(parser)
     add_sampling_flags(parser, skip=_FIXED, **DEFAULTS)
     add_engine_flags(parser, skip={"seed"}, often=OFTEN)
 
 
 def run(args: argparse.Namespace) -> int:
     sampling = sampling_fields(args)
-    with load(args.model, engine_kwargs(args)) as llm:
+    with chat_tools.open_toolbox(args) as toolbox, load(args.model, engine_kwargs(args)) as llm:
         if not llm.has_chat_template:
             raise ChatTemplateError(
                 f"{args.model} has no chat template: use `octavo generate --raw`, or a model that "
                 f"was trained to chat, such as {DEFAULT_MODEL}"
             )
         params = base_params(llm, **DEFAULTS | sampling)
-        conversation = Conversation(llm, params, args.system)
+        calls = chat_tools.Calls(asks=not args.yes)
+        conversation = Conversation(
+            llm, params, args.system, toolbox, calls, max_turns=args.max_tool_turns
+        )
         if sys.stdin.isatty():
             terminal.say(f"{args.model}. /help lists the commands, Ctrl-D ends.")
         for message in chat_input.messages(conversation.completions):
@@ -77,12 +85,26 @@ def run(args: argparse.Namespace) -> int:
 class Conversation:
     """The messages so far, and what to do with what a person says."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None):
+    def __init__(
+        self,
+        llm: LLM,
+        params: SamplingParams,
+        system: str | None,
+        toolbox: Toolbox,
+        calls: chat_tools.Calls,
+        *,
+        max_turns: int,
+    ):
         self.llm = llm
         self.params = params
         self.system = system
+        self.toolbox = toolbox
+        declared = [tool.to_dict() for tool in toolbox.tools]
+        self._tools: dict[str, Any] = {"tools": declared} if declared else {}
+        self.calls = calls
+        self.max_turns = max_turns
         self.last: RequestOutput | None = None
-        self.messages: list[dict[str, str]] = []
+        self.messages: list[dict[str, Any]] = []
         self.clear("")
 
     def take(self, message: str) -> bool:
@@ -98,7 +120,7 @@ class Conversation:
             hint = did_you_mean([f"/{each}" for each in near(name, [*self.COMMANDS, "exit"])])
             terminal.say(f"no command /{name}{hint or '; /help lists them'}")
         elif message:
-            self.answer(message)
+            self.say(message)
         return True
 
     def completions(self, said: str) -> list[str]:
@@ -108,31 +130,50 @@ class Conversation:
         known = settings if " " in said else commands
         return [each for each in known if said.startswith("/") and each.startswith(said)]
 
-    def answer(self, text: str) -> None:
-        """Stream one answer. What an interrupt leaves of it stays in the conversation."""
+    def say(self, text: str) -> None:
+        """Have a message answered, with calls of tools on the way. What an interrupt leaves of the
+        answer stays in the conversation."""
         self.messages.append({"role": "user", "content": text})
+        end = run_tool_loop(self.messages, self, self.toolbox, max_turns=self.max_turns)
+        if end is LoopEnd.TOO_MANY_TURNS:
+            terminal.say(f"octavo: {end.value}, {self.max_turns} in all: say how to go on")
+        if self.messages[-1]["role"] == "user":
+            self.messages.pop()
+
+    # -- what run_tool_loop asks for --------------------------------------------------------------
+
+    def answer(self, messages: list[dict[str, Any]]) -> ParsedMessage | None:
+        """Stream one answer."""
         self.last = None
-        pieces: list[str] = []
-        writer = terminal.AnswerWriter()
+        answer = ParsedMessage()
+        writer = _MessageWriter()
+        is_interrupted = False
         try:
             with _interrupt_flag() as interrupted:
-                stream = self.llm.stream_chat(self.messages, self.params)
+                stream = self.llm.stream_chat(self.messages, self.params, **self._tools)
                 for chunk in stream:
-                    pieces.append(chunk.text)
-                    writer.write(chunk.text)
+                    delta = MessageDelta(chunk.reasoning, chunk.content, list(chunk.tool_calls))
+                    answer.add(delta)
+                    writer.write(delta)
                     self.last = chunk.output
                     if interrupted():
+                        is_interrupted = True
                         stream.close()
                         break
                 if self.last is not None and self.last.error is not None:
                     terminal.say(f"octavo: error: {self.last.error}")
         except OctavoError as error:  # of this turn alone: the next one may do better
             terminal.say(f"octavo: error: {error}")
-        if pieces:
-            self.messages.append({"role": "assistant", "content": "".join(pieces)})
-        else:
-            self.messages.pop()
-        writer.end()
+        writer.end(is_answer=not answer.tool_calls)
+        if is_interrupted:
+            answer.tool_calls.clear()  # the last may be half a call
+        return answer if answer.content or answer.tool_calls else None
+
+    def allows(self, call: ToolCall) -> bool:
+        return self.calls.allows(call)
+
+    def show(self, call: ToolCall, result: ToolResult) -> None:
+        self.calls.show(call, result)
 
     def help(self, _: str) -> None:
         sys.stdout.write(HELP)
@@ -190,6 +231,42 @@ class Conversation:
         "save": save,
         "stats": stats,
     }
+
+
+class _MessageWriter:
+    """Writes the thought of a message to stderr and its content to stdout, as they come."""
+
+    def __init__(self) -> None:
+        self._thought: terminal.AnswerWriter | None = None
+        self._content: terminal.AnswerWriter | None = None
+
+    def write(self, delta: MessageDelta) -> None:
+        if delta.reasoning:
+            if self._thought is None:
+                self._thought = terminal.AnswerWriter(sys.stderr)
+                self._thought.write("thinking: ")
+            self._thought.write(delta.reasoning)
+        if delta.content:
+            self._end_thought()
+            self._content = self._content or terminal.AnswerWriter()
+            self._content.write(delta.content)
+
+    def end(self, *, is_answer: bool) -> None:
+        """End the lines.
+
+        Args:
+            is_answer: whether this is the answer, and a line even if it is empty.
+        """
+        self._end_thought()
+        if is_answer:
+            self._content = self._content or terminal.AnswerWriter()
+        if self._content is not None:
+            self._content.end()
+
+    def _end_thought(self) -> None:
+        if self._thought is not None:
+            self._thought.end()
+            self._thought = None
 
 
 def _parse_value(text: str) -> Any:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from octavo import hub
 from octavo.cli.wrapping import WordWrap
@@ -34,23 +34,24 @@ def print_json(value: Any) -> None:
 
 
 class AnswerWriter:
-    """Writes an answer to stdout as it comes. On a terminal without control characters, and with
-    lines that end between words."""
+    """Writes an answer to a file, stdout if none is given, as it comes. On a terminal without
+    control characters, and with lines that end between words."""
 
-    def __init__(self) -> None:
-        self._wrap = WordWrap(_columns) if sys.stdout.isatty() else None
+    def __init__(self, file: TextIO | None = None) -> None:
+        self._file = sys.stdout if file is None else file
+        self._wrap = WordWrap(_columns) if self._file.isatty() else None
 
     def write(self, text: str) -> None:
         if self._wrap is not None:
             text = self._wrap.feed(text.translate(_CONTROLS))
         if text:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            self._file.write(text)
+            self._file.flush()
 
     def end(self) -> None:
         """Write the text that was held back, and the end of the line."""
-        sys.stdout.write("\n" if self._wrap is None else self._wrap.end() + "\n")
-        sys.stdout.flush()
+        self._file.write("\n" if self._wrap is None else self._wrap.end() + "\n")
+        self._file.flush()
 
 
 def _columns() -> int:

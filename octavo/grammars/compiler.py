@@ -31,6 +31,9 @@ _MAX_CACHED = 256  # grammars, and refusals
 # Some limits are first met when a token has come: what is over them there is refused, too.
 _NUM_FIRST_TOKENS = 2
 
+# What takes longer to compile is not compiled again in the engine's thread.
+_QUICK_SECONDS = 0.02
+
 
 class Trial(Protocol):
     """Tries a constraint before it is compiled here."""
@@ -93,9 +96,9 @@ class GrammarCompiler:
             known = self._known.get(asked)
             if known is not None:
                 self._known.move_to_end(asked)
-        if known is None:
+        if known is None or (isinstance(known, _Grammar) and known.is_exhausted):
             vocabulary, begun_at = self.vocabulary(), time.perf_counter()
-            known = self._compiled(asked, vocabulary)
+            known = self._compiled(asked, vocabulary) if known is None else known.again()
             with self._lock:
                 self._stats.num_compiled += 1
                 self._stats.compile_seconds += time.perf_counter() - begun_at
@@ -114,16 +117,26 @@ class GrammarCompiler:
                 source = self.trial.try_out(asked, vocabulary)
             else:
                 source = source_of(asked, vocabulary.special_ids, vocabulary.stop_token_ids)
-            return _Grammar(compile_source(source, asked, vocabulary), source, vocabulary)
+            return _Grammar(source, asked, vocabulary)
         except ConstraintError as error:
             return error
 
 
 class _Grammar:
-    """A grammar at its beginning, of which masks are copies."""
+    """A grammar at its beginning, of which masks are copies.
 
-    def __init__(self, start: LLMatcher, source: GrammarSource, vocabulary: GrammarVocabulary):
-        self._start, self._vocabulary = start, vocabulary
+    They share the states of its lexer. When these are used up, it is exhausted, and those that meet
+    that go on with a lexer of their own, if it is made quickly.
+    """
+
+    def __init__(
+        self, source: GrammarSource, asked: StructuredOutputs, vocabulary: GrammarVocabulary
+    ):
+        begun_at = time.thread_time()
+        self._start = compile_source(source, asked, vocabulary)
+        self._seconds = time.thread_time() - begun_at
+        self._source, self._asked, self._vocabulary = source, asked, vocabulary
+        self.is_exhausted = False
         self._openings = [opening.encode() for opening in source.openings if opening]
         self._has_numbers = bool(source.openings)
         self._has_end = source.has_end
@@ -133,7 +146,17 @@ class _Grammar:
         numbers = NumberRuns(vocabulary.digits, self._openings) if self._has_numbers else None
         encode = vocabulary.tokens.tokenize_bytes
         sizes = vocabulary.vocab_size, stats, numbers, encode
-        return GrammarMask(self._start, *sizes, has_end=self._has_end)
+        return GrammarMask(self._start, *sizes, has_end=self._has_end, renew=self._renewed)
+
+    def again(self) -> _Grammar:
+        """Return the grammar with a new lexer."""
+        return _Grammar(self._source, self._asked, self._vocabulary)
+
+    def _renewed(self) -> LLMatcher | None:
+        self.is_exhausted = True
+        if self._seconds > _QUICK_SECONDS:
+            return None
+        return compile_source(self._source, self._asked, self._vocabulary)
 
 
 def compile_source(
@@ -183,7 +206,7 @@ def parser_limits(*, has_rules: bool) -> LLParserLimits:
         step_lexer_fuel=50_000,  # some 3 ms
         step_max_items=5_000 if has_rules else 20_000,
         max_items_in_row=500 if has_rules else 2_000,
-        max_lexer_states=50_000,  # 1 to 2 kB each
+        max_lexer_states=20_000,  # 1 to 2 kB each
         max_grammar_size=200_000,
         verbose_errors=False,
     )

@@ -31,6 +31,8 @@ class GrammarMask:
         numbers: at its beginning too; None leaves runs of digits as long as they are.
         encode: the tokens of a text, for forced ones; None forces none.
         has_end: each text that must come has an end, so that it can be looked for.
+        renew: compiles the grammar again, if that is quick: masks of a grammar share a lexer, whose
+            states may be used up by others.
     """
 
     is_over = False
@@ -45,6 +47,7 @@ class GrammarMask:
         encode: Callable[[bytes], list[int]] | None = None,
         *,
         has_end: bool = True,
+        renew: Callable[[], LLMatcher | None] = lambda: None,
     ):
         self._start = start
         self._stats = stats
@@ -53,6 +56,9 @@ class GrammarMask:
         self._numbers = numbers
         self._encode = encode
         self._has_end = has_end
+        self._renew = renew
+        self._is_renewed = False
+        self._failure = ""  # of a lexer that does not know any more what it knew before
         self._token_ids: list[int] = []
         self._num_wrong = 0  # the last tokens, of which the first was not allowed
         self._bits: Bits | None = None  # of the state as it is
@@ -65,7 +71,7 @@ class GrammarMask:
 
     @property
     def problem(self) -> str | None:
-        error: str = self._matcher.get_error()
+        error: str = self._failure or self._matcher.get_error()
         if error and not error.startswith("NoExtension"):
             reason = error.partition("\n")[0]
             return f"structured_outputs: the grammar is too complex for this answer: {reason}"
@@ -78,16 +84,37 @@ class GrammarMask:
             return None
         if self._bits is None:
             begun_at = perf_counter()
-            bits = array("I", bytes(4 * self._num_words))
-            if not self._matcher.is_error():
-                address, count = bits.buffer_info()
-                self._matcher.unsafe_compute_mask_ptr(address, 4 * count)
-                if self._matcher.is_error():
-                    bits = array("I", bytes(4 * self._num_words))
+            bits = self._compute_bits()
+            if self._is_exhausted and (start := self._renew()) is not None:
+                self._start, self._is_renewed = start, True
+                self._catch_up(self._num_wrong)
+                bits = self._compute_bits()
             self._bits = self._without_long_runs(bits)
             self._stats.num_masks += 1
             self._stats.mask_seconds += perf_counter() - begun_at
         return self._bits
+
+    @property
+    def _is_exhausted(self) -> bool:
+        """True if a limit was met with a lexer that others have used, too."""
+        error: str = self._failure or self._matcher.get_error()
+        return bool(error) and not self._is_renewed and not error.startswith("NoExtension")
+
+    def _compute_bits(self) -> Bits:
+        bits = array("I", bytes(4 * self._num_words))
+        if not self._failure and not self._matcher.is_error():
+            address, count = bits.buffer_info()
+            self._matcher.unsafe_compute_mask_ptr(address, 4 * count)
+            if self._matcher.is_error():
+                return array("I", bytes(4 * self._num_words))
+        return bits
+
+    def _catch_up(self, num_wrong: int) -> None:
+        """Follow all tokens again, from the beginning; the last ones were wrong."""
+        self._matcher, self._num_wrong = self._start.deep_copy(), num_wrong
+        right = self._token_ids[: len(self._token_ids) - num_wrong]
+        is_whole = self._matcher.try_consume_tokens(right) == len(right)
+        self._failure = "" if is_whole else "its lexer has no states left"
 
     def _without_long_runs(self, bits: Bits) -> Bits:
         """Return the bits without those of digits that go on for too long, if any others are
@@ -101,10 +128,13 @@ class GrammarMask:
         token_ids = list(token_ids)
         if not token_ids:
             return
-        self._bits = None
-        if not self._matcher.is_error():
+        bits, self._bits = self._bits, None
+        if not self._failure and not self._matcher.is_error():
             taken = 0 if self._num_wrong else self._matcher.try_consume_tokens(token_ids)
-            if not self._matcher.is_error():
+            was_right = not self._num_wrong and bits is not None and _has(bits, token_ids[0])
+            if not taken and was_right and not self._matcher.is_error():
+                self._failure = "its lexer has no states left"
+            elif not self._matcher.is_error():
                 self._num_wrong += len(token_ids) - taken
         self._token_ids += token_ids
         if self._numbers is not None:
@@ -119,11 +149,8 @@ class GrammarMask:
             self._forced = (0, [])
         if self._numbers is not None:
             self._numbers.rollback(num_tokens)
-        if self._matcher.is_error():  # it stays so
-            self._matcher, self._num_wrong = self._start.deep_copy(), 0
-            taken = self._matcher.try_consume_tokens(self._token_ids)
-            if not self._matcher.is_error():
-                self._num_wrong = len(self._token_ids) - taken
+        if self._failure or self._matcher.is_error():  # it stays so
+            self._catch_up(max(0, self._num_wrong - num_tokens))
             return
         wrong = min(num_tokens, self._num_wrong)
         self._num_wrong -= wrong
@@ -137,6 +164,8 @@ class GrammarMask:
         other._num_words = self._num_words
         other._numbers = None if self._numbers is None else self._numbers.fork()
         other._has_end = self._has_end
+        other._renew, other._is_renewed = self._renew, self._is_renewed
+        other._failure = self._failure
         other._token_ids = self._token_ids.copy()
         other._num_wrong, other._bits = self._num_wrong, self._bits
         other._encode, other._forced = self._encode, self._forced
@@ -150,13 +179,13 @@ class GrammarMask:
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         if self._num_wrong:
             return len(token_ids)
-        if self._matcher.is_error():
+        if self._failure or self._matcher.is_error():
             return 0
         count: int = self._matcher.validate_tokens(list(token_ids))
         return count
 
     def forced_tokens(self, most: int) -> list[int]:
-        if self._num_wrong or self._matcher.is_error() or not self._has_end:
+        if self._num_wrong or self._failure or self._matcher.is_error() or not self._has_end:
             return []
         begin, forced = self._forced
         done = len(self._token_ids) - begin
@@ -174,3 +203,7 @@ class GrammarMask:
         # With the last token, which may be another where more text follows: drafts are verified.
         forced = self._encode(text[:_MOST_FORCED])
         return forced[: self.num_allowed(forced)]
+
+
+def _has(bits: Bits, token_id: int) -> bool:
+    return bool(bits[token_id >> 5] >> (token_id & 31) & 1)

@@ -43,7 +43,9 @@ CPU_SECONDS = 0.7
 SECONDS = 1.8
 MAX_BYTES = 256 << 20
 _STACK_BYTES = 4 << 20
-_MOST_EXTENSIONS = 5
+# One that has had less of a processor when its time is over may have it again, so many times.
+_LEAST_CPU_SECONDS = 0.15
+_MOST_EXTENSIONS = 2
 _NICENESS = 2  # the engine goes first, but it must not starve
 
 
@@ -136,7 +138,7 @@ def _cut(received: bytearray) -> list[dict[str, Any]]:
 
 def _waits(child: _Child) -> bool:
     """Return whether a child that is late may have more time, as it had little of a processor."""
-    if child.num_extensions >= _MOST_EXTENSIONS or _cpu_seconds(child.pid) >= CPU_SECONDS / 2:
+    if child.num_extensions >= _MOST_EXTENSIONS or _cpu_seconds(child.pid) >= _LEAST_CPU_SECONDS:
         return False
     child.num_extensions += 1
     child.deadline += SECONDS
@@ -157,7 +159,7 @@ def _finish(selector: Any, key: Any, answers: Any, *, is_late: bool) -> None:
     _, status, used = os.wait4(child.pid, 0)
     if not is_late and status == 0 and child.answer:
         answer = json.loads(child.answer)
-    elif is_late and used.ru_utime + used.ru_stime < CPU_SECONDS / 2:
+    elif is_late and used.ru_utime + used.ru_stime < _LEAST_CPU_SECONDS:
         answer = {"late": True}
     else:
         answer = {"error": _cause(status, is_late=is_late), "reason": "too_complex", "field": None}
@@ -165,7 +167,9 @@ def _finish(selector: Any, key: Any, answers: Any, *, is_late: bool) -> None:
 
 
 def _cause(status: int, *, is_late: bool) -> str:
-    if is_late or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF):
+    if is_late:
+        return f"is too complex: compiling it takes more than {SECONDS:g} s"
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
         return f"is too complex: compiling it takes more than {CPU_SECONDS:g} s of a processor"
     return (
         f"is too complex: compiling it takes more than {MAX_BYTES >> 20} MiB, or too deep a stack"

@@ -179,4 +179,6 @@ class AnswerReader:
         if tags is None or content.begins_after is not None:
             return content
         begin = None if self.begins_in_thought else tags.begin
-        return replace(content, begins_after=tags.end, begins_with=begin)
+        return replace(
+            content, begins_after=tags.end + self.format.before_content, begins_with=begin
+        )

@@ -218,16 +218,23 @@ def _object(given: Any, where: str) -> Any:
 def _with_names(messages: Sequence[Message]) -> list[Message]:
     """Return messages in which the results of tools have the names of these: some templates want
     them, and clients give the ids of the calls alone."""
-    names: dict[str, Any] = {}
+    names: dict[Any, str] = {}  # of calls, by their ids
     found: list[Message] = []
     for message in messages:
-        if isinstance(message, Mapping):
-            for call in message.get("tool_calls") or ():
-                if isinstance(call, Mapping) and isinstance(call.get("id"), str):
-                    function = call.get("function", call)
-                    names[call["id"]] = function.get("name") if isinstance(function, Mapping) else 0
+        if isinstance(message, Mapping):  # others are refused where all messages are checked
+            names |= _names_of_calls(message.get("tool_calls"))
             name = names.get(str(message.get("tool_call_id")))
-            if message.get("role") == "tool" and isinstance(name, str) and not message.get("name"):
+            if message.get("role") == "tool" and name and not message.get("name"):
                 message = {**message, "name": name}
         found.append(message)
     return found
+
+
+def _names_of_calls(calls: Any) -> dict[Any, str]:
+    """Return the names of the functions that a message calls, by the ids of the calls."""
+    names: dict[Any, str] = {}
+    for call in calls if isinstance(calls, list | tuple) else ():
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+            names[str(call.get("id"))] = function["name"]
+    return names

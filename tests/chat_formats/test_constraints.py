@@ -17,6 +17,7 @@ from octavo.chat_formats.tagged_values import in_ascii
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.grammars.compiler import GrammarCompiler
 from octavo.grammars.grammar_mask import GrammarMask
+from octavo.text.tokenizer import Tokenizer
 
 HARD = {
     "type": "function",
@@ -61,17 +62,27 @@ SCHEMAS = {tool["function"]["name"]: tool["function"].get("parameters", {}) for 
 NAMES = sorted(CASES)
 
 
+def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    parts = tokenizer.specials.split(text)
+    return [
+        token for part in parts for token in ([part] if isinstance(part, int) else part.encode())
+    ]
+
+
 class Walker:
     """Draws answers of one format, and would like to write its tags where they do not belong."""
 
     def __init__(self, case: Case):
         self.format = case.format()
         tokenizer = byte_tokenizer(control=case.special_texts)
-        self.specials = tokenizer.specials
+        self.specials = tokenizer.specials.matcher.ids
+        self.tokenizer = tokenizer
         self.compiler = GrammarCompiler(tokenizer, VOCAB + len(case.special_texts), [EOS])
-        self.texts = {token: text for text, token in self.specials.matcher.ids.items()}
+        self.texts = {token: text for text, token in self.specials.items()}
         tags = [*self.format.openers, *self.format.closers, *(self.format.thoughts or ())]
-        self.wanted = [text.encode() for text in [*tags, *case.texts]]  # spelled out, if not tokens
+        wanted = [*tags, *case.texts]
+        self.wanted = [list(text.encode()) for text in wanted]  # spelled out
+        self.wanted += [ids_of(tokenizer, text) for text in wanted]
 
     def mask(self, **options) -> GrammarMask | None:
         asked = self.format.constraint(ALL, **options)
@@ -80,7 +91,7 @@ class Walker:
 
     def write(self, rng: random.Random, mask: GrammarMask) -> str:
         text = b""
-        wanted = b""
+        wanted: list[int] = []
         for step in range(4000):
             bits = mask.bitmask()
             allowed = [i for i in range(32 * len(bits)) if bits[i >> 5] >> (i & 31) & 1]
@@ -88,7 +99,7 @@ class Walker:
                 return text.decode()
             allowed = [token for token in allowed if token != EOS]
             if not wanted and rng.random() < 0.1:
-                wanted = rng.choice(self.wanted or [b"x"])
+                wanted = rng.choice(self.wanted or [[ord("x")]])
             closing = [token for token in allowed if token > 255 or token in b'"]}>)']
             if wanted and wanted[0] in allowed:
                 token = wanted[0]
@@ -96,7 +107,7 @@ class Walker:
                 token = rng.choice(closing)
             else:
                 token = rng.choice(allowed)
-            wanted = wanted[1:] if wanted[:1] == bytes([token & 255]) else b""
+            wanted = wanted[1:] if wanted[:1] == [token] else []
             mask.advance([token])
             text += self.texts[token].encode() if token in self.texts else bytes([token])
         raise AssertionError(f"it does not end: {text[-200:]!r}")
@@ -202,13 +213,6 @@ def test_without_a_choice_of_calls_there_is_none(name):
         assert message.tool_calls == [] and message.warnings == []
 
 
-def ids_of(walker: Walker, text: str) -> list[int]:
-    parts = walker.specials.split(text)
-    return [
-        token for part in parts for token in ([part] if isinstance(part, int) else part.encode())
-    ]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_usual_answer_is_possible(name):
     """Those that templates write themselves, and text."""
@@ -217,12 +221,16 @@ def test_a_usual_answer_is_possible(name):
         "qwen3-coder": "<tool_call>\n<function=get_weather>\n"
         "<parameter=city>\nParis\n</parameter>\n<parameter=wind>\ntrue\n</parameter>\n</function>\n</tool_call>",
         "mistral-args": '[THINK]Hm.[/THINK]Fine.[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}',
+        "tool-calls-list": '<tool_calls>[{"name": "clock", "arguments": {}}]</tool_calls>',
         "mistral": '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}]',
     }
     text = usual.get(name) or next(iter(CASES[name].texts))
-    for answer in (text.replace("<eos>", ""), "Plain text: {1} < 2 [3]\n", 'No {"name"} here.'):
+    before = CASES[name].before_content
+    plain = (before + "Plain text: {1} < 2 [3]\n", before + 'No {"name"} here.')
+    text = re.sub(r"(<eos>|<\|end\|>|<\|call\|>)$", "", text)
+    for answer in (text, *plain):
         mask = walker.mask(choice="auto")
-        mask.advance(ids_of(walker, answer.replace("'", '"')))
+        mask.advance(ids_of(walker.tokenizer, answer.replace("'", '"')))
         assert mask.bitmask() is not None and mask.is_accepting, answer
 
 
@@ -338,10 +346,11 @@ def test_content_of_a_schema_and_calls_can_be_asked_for_together(name):
         if message.content is not None:
             Draft202012Validator(CONTENT).validate(json.loads(message.content))
     for text in ('{"answer": 4}', '{\n  "answer": 4,\n  "name": "<think>"\n}'):
+        before = CASES[name].before_content
         mask = walker.mask(choice="auto", content=CONTENT)
-        mask.advance(text.encode())
+        mask.advance([*ids_of(walker.tokenizer, before), *text.encode()])
         assert mask.is_accepting
-        assert parse(walker.format, text, ALL, content_is_json=True).content == text
+        assert parse(walker.format, before + text, ALL, content_is_json=True).content == text
 
 
 def test_there_is_no_constraint_without_tools():

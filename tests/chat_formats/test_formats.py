@@ -46,8 +46,17 @@ def test_ids_are_made_and_differ():
             call.id for text in case.texts for call in parse(case.format(), text, TOOLS).tool_calls
         ]
         pattern = r"[A-Za-z0-9]{9}" if "TOOL_CALLS" in case.source else r"call_[0-9a-f]{24}"
+        if "tool_calls_section" in case.source:  # ids are in the text
+            pattern += r"|functions\..+:[0-9]"
         assert ids and all(re.fullmatch(pattern, each) for each in ids)
         assert len(set(ids)) == len(ids)
+
+
+def test_ids_in_the_text_are_those_of_the_calls_unless_one_is_there_twice():
+    call = "<|tool_call_begin|>functions.clock:7<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    text = "<|tool_calls_section_begin|>" + 2 * call + "<|tool_calls_section_end|>"
+    first, second = parse(CASES["kimi-k2"].format(), text, TOOLS).tool_calls
+    assert first.id == "functions.clock:7" and second.id.startswith("call_")
 
 
 @pytest.mark.parametrize(
@@ -67,6 +76,23 @@ def test_ids_are_made_and_differ():
         ("tagged-pythonic", "<|tool_call_start|>[clock(1)]<|tool_call_end|>", "[clock(1)]"),
         ("pythonic", "[clock(a=b)]", "[clock(a=b)]"),
         ("llama-json", '{"name": "clock", "parameters": {"a": nope}}', None),
+        ("deepseek-v3.1", "<｜tool▁call▁begin｜>clock<｜tool▁sep｜>1<｜tool▁call▁end｜>", "clock1"),
+        ("kimi-k2", "<|tool_calls_section_begin|>clock<|tool_calls_section_end|>", "clock"),
+        (
+            "functiongemma",
+            "<start_function_call>call:clock{a:b}<end_function_call>",
+            "call:clock{a:b}",
+        ),
+        ("gemma-4", '<|tool_call>call:clock{a:<|"|>b}', "call:clock{a:b}"),
+        ("glm-4.5", "<tool_call>clock<arg_key>a</arg_key></tool_call>", "clocka"),
+        ("minimax-m2", '<minimax:tool_call><invoke name="clock">x', '<invoke name="clock">x'),
+        ("granite-3", "<|tool_call|>clock()", "clock()"),
+        ("phi-4-mini", 'functools[{"name": "clock", "arguments": [}]', None),
+        (
+            "harmony",
+            "<|channel|>commentary to=functions.clock<|message|>Now<|call|>",
+            "Now",
+        ),
     ],
 )
 def test_a_malformed_call_is_content_and_a_warning(name, text, content):

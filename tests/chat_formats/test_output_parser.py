@@ -114,6 +114,13 @@ HOSTILE = {
     "one long call": ("hermes", "\\\\"),
     "parameters": ("qwen3-coder", "<function=clock><parameter=a>"),
     "lists": ("pythonic", "[clock(a=["),
+    "headers": ("harmony", "<|start|>assistant to=x"),
+    "messages": ("harmony", "<|channel|>analysis<|message|>a<|end|>"),
+    "calls of harmony": ("harmony", "<|channel|>commentary to=clock<|message|>{"),
+    "sections": ("kimi-k2", "<|tool_calls_section_begin|><|tool_call_begin|>clock"),
+    "objects": ("gemma-4", "<|tool_call>call:clock{a:[{"),
+    "keys": ("glm-4.5", "<tool_call>clock<arg_key>a</arg_key>"),
+    "invokes": ("minimax-m2", '<minimax:tool_call><invoke name="clock">'),
     "names": ("mistral-args", "[TOOL_CALLS]clock[ARGS]{"),
 }
 

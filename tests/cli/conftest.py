@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import octavo
+from octavo.chat_formats.messages import ToolCallDelta
 from octavo.cli import terminal
 from octavo.core.sampling_params import SamplingParams
 from octavo.serving.outputs import (
@@ -47,6 +48,7 @@ class FakeLLM:
     on_chunk: Callable[[int], None] | None = None
     error: Exception | None = None
     request_error: str | None = None
+    tool_calls: Sequence[ToolCallDelta] = ()  # that it makes when a user says something
 
     def __init__(self, model: str, **kwargs: Any):
         self.model, self.kwargs = model, kwargs
@@ -86,9 +88,18 @@ class FakeLLM:
         self.calls.append(("stream", prompt, params))
         return self._stream(prompt, params)
 
-    def stream_chat(self, messages: list[dict], params: SamplingParams) -> Iterator[StreamChunk]:
+    def stream_chat(
+        self, messages: list[dict], params: SamplingParams, tools: Sequence[Any] = ()
+    ) -> Iterator[StreamChunk]:
         self.calls.append(("stream_chat", [dict(m) for m in messages], params))
+        self.tools = tools
+        if tools and messages[-1]["role"] == "user":
+            return self._call_tools(params)
         return self._stream(messages[-1]["content"], params)
+
+    def _call_tools(self, params: SamplingParams) -> Iterator[StreamChunk]:
+        output = partial(self._output, "", params, len(ANSWER))
+        yield StreamChunk(0, "", [0], "stop", output, "I call.", "", self.tool_calls)
 
     def _stream(self, prompt: str, params: SamplingParams) -> Iterator[StreamChunk]:
         if self.error is not None:
@@ -99,7 +110,7 @@ class FakeLLM:
                     self.on_chunk(i)
                 build_output = partial(self._output, prompt, params, i + 1)
                 reason = build_output().outputs[0].finish_reason
-                yield StreamChunk(0, text, [i], reason, build_output)
+                yield StreamChunk(0, text, [i], reason, build_output, content=text)
         finally:
             self.stream_closed = True
 

@@ -4,12 +4,14 @@ import json
 import random
 
 import pytest
-from byte_tokens import EOS, VOCAB
+from byte_tokens import EOS, VOCAB, byte_tokenizer
 from grammar_walks import WORDS, allowed, mask, walk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.base.errors import InvalidRequestError
+from octavo.core.structured_outputs import StructuredOutputs
+from octavo.grammars.compiler import GrammarCompiler
 
 SCHEMA = {
     "type": "object",
@@ -158,3 +160,33 @@ def test_what_cannot_be_is_refused_with_its_reason(asked, part):
         mask(**asked)
     assert error.value.field == f"structured_outputs.{next(iter(asked))}"
     assert part in str(error.value)
+
+
+def test_what_others_have_written_does_not_end_an_answer():
+    """Masks of a grammar share the states of its lexer, which are bounded."""
+    compiler = GrammarCompiler(byte_tokenizer(WORDS), VOCAB + len(WORDS) + 3, [EOS])
+    asked = StructuredOutputs(regex=r"(\p{L}|\d){500,1000}!")
+    texts = compiler.vocabulary().texts
+    for seed in range(30):
+        followed, rng = compiler.mask(asked), random.Random(seed)
+        for _ in range(60):
+            choices = sorted(allowed(followed))
+            assert choices, followed.problem
+            followed.advance([rng.choice([i for i in choices if len(texts[i]) < 3])])
+        known = followed.fork()
+        known.rollback(30)
+        assert known.num_tokens == 30 and known.bitmask() is not None
+
+
+def test_a_limit_of_its_own_ends_an_answer():
+    followed = mask(regex="(a{1,1000}){1,1000}")
+    for _ in range(200):
+        if not any(followed.bitmask()):
+            break
+        followed.advance(b"a")
+    assert "too complex" in followed.problem
+    count = followed.num_tokens
+    followed.advance(b"aa")
+    followed.rollback(count)
+    assert followed.num_tokens == 2
+    assert ord("a") in allowed(followed) or "too complex" in followed.problem

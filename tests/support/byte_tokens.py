@@ -25,7 +25,7 @@ def byte_tokenizer(further: tuple[bytes, ...] = (), control: tuple[str, ...] = (
     texts = [bytes([i]) for i in range(256)] + [b"<eos>", b"<stop>", *further]
     specials = {"<eos>": EOS, "<stop>": STOP}
     specials |= {text: len(texts) + i for i, text in enumerate(control)}
-    texts += [text.encode("latin-1") for text in control]
+    texts += [text.encode() for text in control]
     return Tokenizer(
         encoder=ByteEncoder(),
         decoder=ByteDecoder(

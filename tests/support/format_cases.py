@@ -5,14 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from octavo.chat_formats.chat_format import ChatFormat, Template
+from octavo.chat_formats.deepseek import DeepSeekV3, DeepSeekV31
+from octavo.chat_formats.gemma import FunctionGemma, Gemma4
 from octavo.chat_formats.generic_json import GenericJSON
+from octavo.chat_formats.glm4 import GLM4, GLM47
+from octavo.chat_formats.harmony import Harmony
 from octavo.chat_formats.hermes import Hermes
+from octavo.chat_formats.invoke_calls import DeepSeekV4, DeepSeekV32, MiniMaxM2
+from octavo.chat_formats.json_lists import Granite3, Nemotron, Phi4Mini, ToolCallsList
+from octavo.chat_formats.kimi_k2 import KimiK2
 from octavo.chat_formats.llama_json import LlamaJSON
 from octavo.chat_formats.messages import ParsedMessage
 from octavo.chat_formats.mistral import Mistral, MistralArgs
 from octavo.chat_formats.output_parser import OutputParser
-from octavo.chat_formats.pythonic import Pythonic, TaggedPythonic
-from octavo.chat_formats.qwen3_coder import Qwen3Coder
+from octavo.chat_formats.pythonic import Olmo3, Pythonic, TaggedPythonic
+from octavo.chat_formats.qwen3_coder import Qwen3Coder, SeedOSS
 
 WEATHER = {
     "type": "function",
@@ -60,6 +67,7 @@ class Case:
     Args:
         special_texts: control tokens of the vocabulary.
         texts: of each answer its reasoning, its content, and its calls.
+        before_content: what is before plain text in an answer.
     """
 
     kind: type[ChatFormat]
@@ -68,12 +76,20 @@ class Case:
     texts: dict[str, tuple[str | None, str | None, list[tuple[str, str]]]] = field(
         default_factory=dict
     )
+    before_content: str = ""
 
     def format(self) -> ChatFormat:
         specials = {text: 258 + i for i, text in enumerate(self.special_texts)}
         return self.kind(Template(self.source, {"<eos>": 256, "<stop>": 257, **specials}))
 
 
+DEEPSEEK = (
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+)
 PARIS = '{"city": "Paris"}'
 CASES = {
     "hermes": Case(
@@ -103,6 +119,12 @@ CASES = {
             '{"name": "clock", "arguments": {}}\n{"name": "clock", "arguments": {}}': (
                 None,
                 None,
+                [("clock", "{}"), ("clock", "{}")],
+            ),
+            '```json\n{"name": "clock", "arguments": {}}\n```\n'
+            '```\n{"name": "clock", "arguments": {}}\n```\n```python\n1\n```': (
+                None,
+                "```python\n1\n```",
                 [("clock", "{}"), ("clock", "{}")],
             ),
             "```python\nprint({})\n```": (None, "```python\nprint({})\n```", []),
@@ -143,6 +165,19 @@ CASES = {
                 None,
                 None,
                 [("edit", '{"path": "3", "text": null}'), ("clock", "{}")],
+            ),
+        },
+    ),
+    "seed-oss": Case(
+        SeedOSS,
+        "tools <seed:tool_call> <function= <parameter= <seed:think>",
+        ("<seed:tool_call>", "</seed:tool_call>"),
+        {
+            "<seed:think>Hm.</seed:think>\n<seed:tool_call>\n<function=get_weather>\n"
+            "<parameter=city>\nParis\n</parameter>\n</function>\n</seed:tool_call>": (
+                "Hm.",
+                None,
+                [("get_weather", PARIS)],
             ),
         },
     ),
@@ -225,6 +260,259 @@ CASES = {
                 "Two things.",
                 "Fine.",
                 [("get_weather", PARIS), ("clock", "{}")],
+            ),
+        },
+    ),
+    "deepseek-v3": Case(
+        DeepSeekV3,
+        "tools <｜tool▁calls▁begin｜> function<｜tool▁sep｜> ```json <think>",
+        DEEPSEEK,
+        {
+            "<think>\nTwo.\n</think>\n\nI look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function"
+            '<｜tool▁sep｜>get_weather\n```json\n{"city": "Paris"}\n```<｜tool▁call▁end｜>\n'
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>clock\n```json\n{}\n```<｜tool▁call▁end｜>"
+            "<｜tool▁calls▁end｜><eos>": (
+                "Two.",
+                "I look.",
+                [("get_weather", PARIS), ("clock", "{}")],
+            ),
+            '<｜tool▁call▁begin｜>function<｜tool▁sep｜>edit\n{"path": "```", "text": null}'
+            "<｜tool▁call▁end｜>": (None, None, [("edit", '{"path": "```", "text": null}')]),
+        },
+    ),
+    "deepseek-v3.1": Case(
+        DeepSeekV31,
+        "tools <｜tool▁calls▁begin｜><｜tool▁call▁begin｜><｜tool▁sep｜> <think>",
+        DEEPSEEK,
+        {
+            "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+            '{"city": "Paris"}<｜tool▁call▁end｜><｜tool▁call▁begin｜>clock<｜tool▁sep｜>{}'
+            "<｜tool▁call▁end｜><｜tool▁calls▁end｜>": (
+                None,
+                "I look.",
+                [("get_weather", PARIS), ("clock", "{}")],
+            ),
+        },
+    ),
+    "kimi-k2": Case(
+        KimiK2,
+        "tools <|tool_calls_section_begin|> <think>",
+        (
+            "<|tool_calls_section_begin|>",
+            "<|tool_calls_section_end|>",
+            "<|tool_call_begin|>",
+            "<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+        ),
+        {
+            "<think>Hm.</think>I look.<|tool_calls_section_begin|><|tool_call_begin|>"
+            'functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}'
+            "<|tool_call_end|><|tool_call_begin|>functions.mcp-1/disk.free:gb:1"
+            "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>": (
+                "Hm.",
+                "I look.",
+                [("get_weather", PARIS), ("mcp-1/disk.free:gb", "{}")],
+            ),
+            "<|tool_call_begin|>clock<|tool_call_argument_begin|>{}<|tool_call_end|>": (
+                None,
+                None,
+                [("clock", "{}")],
+            ),
+        },
+    ),
+    "harmony": Case(
+        Harmony,
+        "tools <|start|>assistant<|channel|>analysis<|message|>",
+        ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>")
+        + ("<|return|>",),
+        {
+            "<|channel|>analysis<|message|>One.<|end|><|start|>assistant<|channel|>commentary "
+            'to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>': (
+                "One.",
+                None,
+                [("get_weather", PARIS)],
+            ),
+            ' to=functions.clock<|channel|>commentary json<|message|>{"a": "<|end|>"}': (
+                None,
+                None,
+                [("clock", '{"a": "<|end|>"}')],
+            ),
+            "<|channel|>analysis<|message|>One.<|end|><|start|>assistant<|channel|>analysis"
+            "<|message|>Two.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+            "<|start|>assistant<|channel|>final<|message|>It is 5.<|return|>": (
+                "One.\n\nTwo.",
+                "I look.\n\nIt is 5.",
+                [],
+            ),
+            "to=be": (None, "to=be", []),
+        },
+        before_content="<|channel|>final<|message|>",
+    ),
+    "granite-3": Case(
+        Granite3,
+        "tools <|tool_call|> <think></think> <response></response>",
+        ("<|tool_call|>",),
+        {
+            '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}, '
+            '{"name": "clock", "arguments": {}}]<eos>': (
+                None,
+                None,
+                [("get_weather", PARIS), ("clock", "{}")],
+            ),
+            "<think>Hm.</think>\n<response>Yes.</response>": ("Hm.", "Yes.", []),
+            "A <response>.": (None, "A <response>.", []),
+        },
+    ),
+    "phi-4-mini": Case(
+        Phi4Mini,
+        "tools <|tool|> <|/tool|>",
+        ("<|tool_call|>", "<|/tool_call|>", "<|end|>"),
+        {
+            '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]'
+            "<|/tool_call|><|end|>": (None, None, [("get_weather", PARIS)]),
+            'functools[{"name": "clock", "arguments": {}}]<|end|>': (None, None, [("clock", "{}")]),
+            "functools has a cache.": (None, "functools has a cache.", []),
+        },
+    ),
+    "nemotron": Case(
+        Nemotron,
+        "tools <TOOLCALL> <think>",
+        texts={
+            '<think>\n</think>\n<TOOLCALL>[{"name": "get_weather", "arguments": '
+            '{"city": "Paris"}}, {"name": "clock", "arguments": {}}]</TOOLCALL>': (
+                None,
+                None,
+                [("get_weather", PARIS), ("clock", "{}")],
+            ),
+        },
+    ),
+    "tool-calls-list": Case(
+        ToolCallsList,
+        "tools <tool_calls>",
+        texts={
+            '<tool_calls>[\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n]'
+            "</tool_calls>": (None, None, [("get_weather", PARIS)]),
+            '<tool_calls>\n{"name": "clock", "arguments": {}}\n{"name": "clock", "arguments": {}}'
+            "\n</tool_calls>": (None, None, [("clock", "{}"), ("clock", "{}")]),
+        },
+    ),
+    "glm-4.5": Case(
+        GLM4,
+        "tools <tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value> <think>",
+        texts={
+            "<think>Hm.</think>\nI look.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n"
+            "<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n"
+            "</tool_call>\n<tool_call>clock\n</tool_call>": (
+                "Hm.",
+                "I look.",
+                [("get_weather", '{"city": "Paris", "days": 3}'), ("clock", "{}")],
+            ),
+        },
+    ),
+    "glm-4.7": Case(
+        GLM47,
+        "tools <tool_call>{name}<arg_key>{key}</arg_key><arg_value>{value}</arg_value> <think>",
+        ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        {
+            "<tool_call>edit<arg_key>path</arg_key><arg_value>\na\n</arg_value><arg_key>text"
+            "</arg_key><arg_value>null</arg_value></tool_call>": (
+                None,
+                None,
+                [("edit", '{"path": "\\na\\n", "text": null}')],
+            ),
+        },
+    ),
+    "minimax-m2": Case(
+        MiniMaxM2,
+        "tools <minimax:tool_call> <think>",
+        ("<minimax:tool_call>", "</minimax:tool_call>"),
+        {
+            'I look.\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">'
+            'Paris</parameter>\n</invoke>\n<invoke name="clock">\n</invoke>\n'
+            "</minimax:tool_call>": (
+                None,
+                "I look.",
+                [("get_weather", PARIS), ("clock", "{}")],
+            ),
+        },
+    ),
+    "deepseek-v3.2": Case(
+        DeepSeekV32,
+        "tools <｜DSML｜function_calls> <think>",
+        ("｜DSML｜",),
+        {
+            '<｜DSML｜function_calls>\n<｜DSML｜invoke name="edit">\n'
+            '<｜DSML｜parameter name="path" string="true">3</｜DSML｜parameter>\n'
+            '<｜DSML｜parameter name="text" string="false">null</｜DSML｜parameter>\n'
+            '</｜DSML｜invoke>\n<｜DSML｜invoke name="clock">\n</｜DSML｜invoke>\n'
+            "</｜DSML｜function_calls>": (
+                None,
+                None,
+                [("edit", '{"path": "3", "text": null}'), ("clock", "{}")],
+            ),
+        },
+    ),
+    "deepseek-v4": Case(
+        DeepSeekV4,
+        "tools '｜DSML｜' 'tool_calls>' <think>",
+        texts={
+            '<think>Hm.</think>\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="edit">\n'
+            '<｜DSML｜parameter name="path" string="true">a<b</｜DSML｜parameter>\n'
+            '<｜DSML｜parameter name="text" string="true">null</｜DSML｜parameter>\n'
+            "</｜DSML｜invoke>\n</｜DSML｜tool_calls>": (
+                "Hm.",
+                None,
+                [("edit", '{"path": "a<b", "text": "null"}')],
+            ),
+        },
+    ),
+    "functiongemma": Case(
+        FunctionGemma,
+        "tools <start_function_call>",
+        ("<start_function_call>", "<end_function_call>"),
+        {
+            "<start_function_call>call:get_weather{city:<escape>Paris<escape>}<end_function_call>"
+            "<start_function_call>call:clock{}<end_function_call>": (
+                None,
+                None,
+                [("get_weather", PARIS), ("clock", "{}")],
+            ),
+            '<start_function_call>call:edit{lines:[1,2],options:{force:True},path:<escape>a}"'
+            "<escape>,text:None}<end_function_call>": (
+                None,
+                None,
+                [
+                    (
+                        "edit",
+                        '{"lines": [1, 2], "options": {"force": true}, "path": "a}\\"", '
+                        '"text": null}',
+                    )
+                ],
+            ),
+        },
+    ),
+    "gemma-4": Case(
+        Gemma4,
+        "tools <|tool_call>call: <|channel>thought <channel|>",
+        ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"),
+        {
+            "<|channel>thought\nHm.\n<channel|>I look.<|tool_call>call:get_weather"
+            '{city:<|"|>Paris<|"|>,days:3}<tool_call|>': (
+                "Hm.",
+                "I look.",
+                [("get_weather", '{"city": "Paris", "days": 3}')],
+            ),
+        },
+    ),
+    "olmo-3": Case(
+        Olmo3,
+        "functions <function_calls>",
+        texts={
+            'I look.\n<function_calls>\nget_weather(city="Paris", wind=True)\nclock()\n'
+            "</function_calls>": (
+                None,
+                "I look.",
+                [("get_weather", '{"city": "Paris", "wind": true}'), ("clock", "{}")],
             ),
         },
     ),

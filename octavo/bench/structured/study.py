@@ -52,7 +52,7 @@ class StructuredPlan:
 
 @dataclass(slots=True)
 class StructuredRow:
-    """Measurements of answers of a kind. Speeds are tokens a second, of each turn."""
+    """Figures of answers of a kind. Speeds are tokens a second, of each turn."""
 
     kind: str
     schemas: int = 0

@@ -153,8 +153,10 @@ class ResponseFormat(Body):
                 parts[part] = value
             elif not asks_for_nothing(value):
                 raise InvalidRequestError(f"is no part of type {self.type!r}", f"{field}.{part}")
-        if self.type == "text" or (self.type == "json_object" and not any(parts.values())):
-            return AskedConstraint.of(field, json_object=True) if of_type else None
+        if self.type == "text":
+            return None
+        if self.type == "json_object" and not any(parts.values()):
+            return AskedConstraint.of(field, json_object=True)
         if not parts:
             raise InvalidRequestError(f"{of_type[0]} is required for type {self.type!r}", field)
         if self.type == "structural_tag":
@@ -230,7 +232,7 @@ class ConstraintFields(ConstrainedBody):
             given = getattr(self, name)
             if given is None or given is False or given in ("", []):
                 continue
-            pattern = self.guided_whitespace_pattern if name == "guided_json" else None
+            pattern = (self.guided_whitespace_pattern or None) if name == "guided_json" else None
             yield AskedConstraint.of(name, **{kind: given}, whitespace_pattern=pattern)
         if self.guided_whitespace_pattern and self.guided_json is None:
             raise InvalidRequestError("needs guided_json", "guided_whitespace_pattern")

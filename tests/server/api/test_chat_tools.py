@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 
 import httpx
 import pytest
@@ -12,6 +13,7 @@ from format_cases import CASES, TOOLS, WEATHER
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.core.thoughts import ThoughtTokens
+from octavo.server.api.openai import chat_choices
 from octavo.server.api.openai import chat_completions as chat
 from octavo.server.api.openai.chat_body import ChatCompletion, ChatCompletionChunk
 from octavo.server.engine.generation import EngineFacts, EngineObserver, EngineState, Generation
@@ -103,7 +105,7 @@ def api(create_service, create_test_app, byte_tokenizer):
                 object.__setattr__(service, "prompts", rendered)
             self.app = create_test_app(chat.create_router(service))
 
-        def post(self, expect=200, **body):
+        def post(self, expect=200, joins=True, **body):
             async def send():
                 transport = httpx.ASGITransport(self.app)
                 async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
@@ -122,7 +124,7 @@ def api(create_service, create_test_app, byte_tokenizer):
             chunks = [json.loads(event.removeprefix("data: ")) for event in events]
             for chunk in chunks:
                 ChatCompletionChunk.model_validate(chunk)
-            return joined(chunks)
+            return joined(chunks) if joins else chunks
 
     return Api
 
@@ -220,6 +222,34 @@ def test_thoughts_may_be_left_out_or_in_the_content(api, stream):
     assert parts(choice) == (None, "Yes.", [])
     (choice,) = server.post(stream=stream, separate_reasoning=False)["choices"]
     assert parts(choice) == (None, "<think>Hm.</think>Yes.", [])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids_are_those_of_all_that_was_written(api, stream):
+    text = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+    server = api(Writer(text, size=5), CASES["hermes"].format())
+    asked = {"tools": TOOLS, "return_token_ids": True, "stream": stream}
+    answer = server.post(joins=False, **asked)
+    choices = [choice for chunk in (answer if stream else [answer]) for choice in chunk["choices"]]
+    ids = [token for choice in choices for token in choice.get("token_ids", ())]
+    assert ids == list(text.encode())
+
+
+def test_a_long_answer_is_parsed_beside_the_event_loop(api, monkeypatch):
+    threads = set()
+    read = chat_choices.read_delta
+
+    def noting(*arguments):
+        threads.add(threading.current_thread().name)
+        return read(*arguments)
+
+    monkeypatch.setattr(chat_choices, "read_delta", noting)
+    for stream in (False, True):
+        text = "x" * 40_000
+        (choice,) = api(Writer(text), QWEN3).post(tools=TOOLS, stream=stream)["choices"]
+        assert choice["message"]["content"] == text
+    long = threads - {threading.main_thread().name}
+    assert long, threads
 
 
 def test_what_has_no_parts_is_content_as_it_is(api):

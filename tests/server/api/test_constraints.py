@@ -94,6 +94,7 @@ ASKED: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"guided_json": SCHEMA, "guided_whitespace_pattern": " ?"},
         {"json": SCHEMA, "whitespace_pattern": " ?"},
     ),
+    ({"guided_json": SCHEMA, "guided_whitespace_pattern": ""}, {"json": SCHEMA}),
     ({"guided_regex": "a+"}, {"regex": "a+"}),
     ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
     ({"guided_grammar": GBNF}, {"grammar": GBNF}),

@@ -62,6 +62,12 @@ def server(start_server, smollm2_gguf) -> LiveServer:
 
 
 @pytest.fixture(scope="session")
+def coder_server(start_server) -> LiveServer:
+    """A model that knows tools."""
+    return start_server("qwen2.5-coder-0.5b", "--max-model-len", "8192", "--num-blocks", "1024")
+
+
+@pytest.fixture(scope="session")
 def tiny_server(start_server, tiny_model, tmp_path_factory) -> LiveServer:
     """A tiny random model with little room, for clients that have a key.
 

@@ -148,3 +148,47 @@ def test_errors(chat) -> None:
         chat.bind_tools([City]).invoke(QUESTION)
     with pytest.raises(openai.NotFoundError):
         chat.bind(model="gpt-5-nano").invoke(QUESTION)
+
+
+@pytest.fixture(scope="module")
+def coder(langchain_openai, where, coder_server):
+    """A model that knows tools."""
+    fields = where | {"base_url": coder_server.base_url, "max_tokens": 100}
+    return langchain_openai.ChatOpenAI(**fields | {"model": "qwen2.5-coder-0.5b"})
+
+
+def test_tools(coder) -> None:
+    from langchain_core.messages import HumanMessage, ToolMessage
+    from pydantic import BaseModel
+
+    class GetWeather(BaseModel):
+        """Return the weather of a city."""
+
+        city: str
+
+    question = "What is the weather in Paris?"
+    bound = coder.bind_tools([GetWeather], tool_choice="any")
+    answer = bound.invoke(question)
+    (call,) = answer.tool_calls
+    assert (call["name"], call["args"]) == ("GetWeather", {"city": "Paris"})
+    first, *others = bound.stream(question)
+    (streamed,) = sum(others, first).tool_calls
+    assert (streamed["name"], streamed["args"]) == (call["name"], call["args"])
+
+    talk = [HumanMessage(question), answer, ToolMessage("Sunny.", tool_call_id=call["id"])]
+    assert coder.bind_tools([GetWeather], tool_choice="none").invoke(talk).content
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
+def test_structure_of_a_model_that_knows_tools(coder, method: str) -> None:
+    from pydantic import BaseModel
+
+    class City(BaseModel):
+        """A city of a country."""
+
+        name: str
+        country: str
+
+    question = "Paris is in France. Answer in JSON, with the keys name and country."
+    asked = coder.with_structured_output(City, method=method)
+    assert asked.invoke(question) == City(name="Paris", country="France")

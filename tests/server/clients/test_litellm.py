@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from typing import Any
 
 import pytest
@@ -134,3 +135,38 @@ def test_errors(litellm, where, tiny_server) -> None:
     with pytest.raises(litellm.RateLimitError):
         for _ in range(200):
             ask(**tiny, max_tokens=1)
+
+
+def test_tools(litellm, coder_server) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    }
+    tool = {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": parameters,
+    }
+    messages: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+    fields: dict[str, Any] = {
+        "model": "openai/qwen2.5-coder-0.5b",
+        "api_base": coder_server.base_url,
+        "api_key": "none",
+        "tools": [{"type": "function", "function": tool}],
+        "temperature": 0,
+        "max_tokens": 100,
+    }
+    answer = litellm.completion(**fields, messages=messages, tool_choice="required").choices[0]
+    (call,) = answer.message.tool_calls
+    assert answer.finish_reason == "tool_calls" and call.function.name == "get_weather"
+    assert json.loads(call.function.arguments) == {"city": "Paris"}
+
+    stream = litellm.completion(**fields, messages=messages, tool_choice="required", stream=True)
+    built = litellm.stream_chunk_builder(list(stream))
+    (streamed,) = built.choices[0].message.tool_calls
+    assert streamed.function == call.function
+
+    messages += [answer.message, {"role": "tool", "tool_call_id": call.id, "content": "Sunny."}]
+    answer = litellm.completion(**fields, messages=messages, tool_choice="none").choices[0]
+    assert answer.message.content

@@ -28,16 +28,27 @@ MODELS = """\
 - model_id: octavo-lost
   model_name: gpt-5
   api_base: {url}
+- model_id: octavo-tools
+  model_name: qwen2.5-coder-0.5b
+  api_base: {coder_url}
+  supports_tools: true
+  supports_schema: true
 """
 QUESTION = "What is the capital of Japan?"
+FUNCTIONS = """
+def get_weather(city: str) -> str:
+    return f"It is sunny in {city}."
+"""
+LONGER = ["-o", "temperature", "0", "-o", "max_tokens", "80"]
 GREEDY = ["-o", "temperature", "0", "-o", "max_tokens", "8"]
 
 
 @pytest.fixture(scope="module")
-def folder(server, tmp_path_factory) -> Path:
+def folder(server, coder_server, tmp_path_factory) -> Path:
     pytest.importorskip("llm")
     folder = tmp_path_factory.mktemp("llm")
-    (folder / "extra-openai-models.yaml").write_text(MODELS.format(url=server.base_url))
+    models = MODELS.format(url=server.base_url, coder_url=coder_server.base_url)
+    (folder / "extra-openai-models.yaml").write_text(models)
     return folder
 
 
@@ -60,6 +71,12 @@ COMMANDS = {
     "log": ["logs", "--json", "-n", "2"],
     "completion": ["-m", "octavo-text", "The capital of France is", *GREEDY],
     "lost": ["-m", "octavo-lost", QUESTION],
+    # The chain ends at its limit: a small model may call its tool again and again.
+    "tools": [
+        *("-m", "octavo-tools", "What is the weather in Paris?", "--functions", FUNCTIONS),
+        *("--td", "--chain-limit", "2", *LONGER),
+    ],
+    "schema": ["-m", "octavo-tools", "Paris is in France.", "--schema", "name, country", *LONGER],
 }
 
 
@@ -84,7 +101,7 @@ def done(folder) -> dict[str, Done]:
 
 
 def test_all_but_one_end_well(done) -> None:
-    assert {name for name, each in done.items() if each.status != 0} == {"lost"}
+    assert {name for name, each in done.items() if each.status != 0} - {"tools"} == {"lost"}
 
 
 def test_chat(done) -> None:
@@ -96,6 +113,12 @@ def test_chat(done) -> None:
 
 def test_completions(done) -> None:
     assert "Paris" in done["completion"].out
+
+
+def test_tools(done) -> None:
+    _, out, err = done["tools"]
+    assert "get_weather({'city': 'Paris'})" in err and "It is sunny in Paris." in err
+    assert set(json.loads(done["schema"].out)) == {"name", "country"}
 
 
 def test_errors_are_said(done) -> None:

@@ -799,6 +799,7 @@ INERT_EITHER = {
 }
 INERT_CHAT = {
     "include_reasoning": True,
+    "separate_reasoning": True,  # of a model that has no thoughts
     "modalities": ["text"],
     "verbosity": "high",
     "prediction": {"type": "content", "content": "Tokyo"},

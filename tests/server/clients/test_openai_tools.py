@@ -43,9 +43,8 @@ def openai():
 
 
 @pytest.fixture(scope="module")
-def client(openai, start_server) -> Iterator[Any]:
-    server = start_server(MODEL, "--max-model-len", "4096")
-    with openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0) as client:
+def client(openai, coder_server) -> Iterator[Any]:
+    with openai.OpenAI(base_url=coder_server.base_url, api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -82,16 +81,14 @@ def test_a_stream_has_the_same_calls(client, choice) -> None:
     whole = ask(client, tools=[WEATHER, CLOCK], tool_choice=choice).message
     fields = {**FIELDS, "messages": ASK, "tools": [WEATHER, CLOCK], "tool_choice": choice}
     with client.chat.completions.stream(**fields) as stream:
-        names = [
-            event.name for event in stream if event.type == "tool_calls.function.arguments.done"
-        ]
+        done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
         answer = stream.get_final_completion().choices[0]
     assert answer.finish_reason == "tool_calls"
     calls = [
         [(call.function.name, call.function.arguments) for call in message.tool_calls]
         for message in (whole, answer.message)
     ]
-    assert calls[0] == calls[1] and names == [name for name, _ in calls[1]]
+    assert calls[0] == calls[1] and [event.name for event in done] == [name for name, _ in calls[1]]
     assert answer.message.tool_calls[0].function.parsed_arguments["city"] == "Paris"
 
 
@@ -105,8 +102,9 @@ def test_the_result_of_a_tool_goes_back_in(client) -> None:
 
 
 def test_a_wrong_tool_is_named(openai, client) -> None:
-    broken = {"type": "function", "function": {"name": "f", "parameters": {"type": "object",
-              "properties": {"x": {"type": "string", "pattern": "("}}}, "strict": True}}  # fmt: skip
+    parameters = {"type": "object", "properties": {"x": {"type": "string", "pattern": "("}}}
+    function = {"name": "f", "parameters": parameters, "strict": True}
+    broken = {"type": "function", "function": function}
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, tools=[broken], tool_choice="required")
     assert caught.value.param.startswith("tools")

@@ -317,6 +317,7 @@ def test_what_may_wait_is_for_the_server_to_say(hash_engine, monkeypatch):
         model_config = SimpleNamespace(**shape, sampling_defaults={}, kv_layers=(), vocab_size=97)
         info = dict.fromkeys(("device", "kernels", "isa", "dtype"), "hash")
         return SimpleNamespace(
+            ranks=SimpleNamespace(spec=SimpleNamespace(num_ranks=1)),
             text_engine=hash_engine(around_executor, meter),
             config=config,
             model_config=model_config,
@@ -373,7 +374,7 @@ class SlowMasks:
         self.plainly = engine.prepare_mask
         engine.prepare_mask = self.prepare_mask
 
-    def prepare_mask(self, params, bad_words=None):
+    def prepare_mask(self, params, *more):
         if params.structured_outputs is not None:
             self.threads.add(threading.get_ident())
             self.is_asked.set()
@@ -381,7 +382,7 @@ class SlowMasks:
             if self.error is not None:
                 raise self.error
             return PreparedMask(None)
-        return self.plainly(params, bad_words)
+        return self.plainly(params, *more)
 
 
 CONSTRAINED = {"max_tokens": 3, "ignore_eos": True, "structured_outputs": {"regex": "a"}}

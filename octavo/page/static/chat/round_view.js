@@ -10,7 +10,7 @@ export class RoundView {
   #thought = new ThoughtView();
   #prose = new Prose();
   #json = element("div", { class: "json-answer" });
-  #shownJson = null;
+  #made = null;
   #calls = [];
   #callList = element("ul", { class: "calls", "aria-label": "Tool calls" });
   #warnings = element("p", { class: "note" });
@@ -40,23 +40,23 @@ export class RoundView {
   }
 
   #showText({ text, isJson, thought, calls }, isRunning) {
-    const tree = isRunning ? null : this.#treeOnce(text);
-    const isBox = tree !== null || (isJson && text !== "");
-    this.#prose.show(isBox ? "" : text);
+    const box = isRunning ? null : this.#boxOf(text);
+    const isJsonShown = box !== null || (isJson && text !== "");
+    this.#prose.show(isJsonShown ? "" : text);
     // An empty one shows where the text will be.
-    this.#prose.element.hidden = isBox || (text.trim() === "" && (calls.length > 0 || thought !== ""));
-    this.#json.hidden = !isBox;
-    if (tree !== null) this.#json.replaceChildren(tree);
-    else if (isBox) this.#showJsonText(text);
+    this.#prose.element.hidden = isJsonShown || (text.trim() === "" && (calls.length > 0 || thought !== ""));
+    this.#json.hidden = !isJsonShown;
+    if (box === null && isJsonShown) this.#showJsonText(text);
+    else if (box !== null && this.#json.firstChild !== box) this.#json.replaceChildren(box);
   }
 
   /** The box with the tree of a text; the same one as long as the text is the same. */
-  #treeOnce(text) {
-    if (this.#shownJson?.text !== text) {
+  #boxOf(text) {
+    if (this.#made?.text !== text) {
       const tree = /^\s*[{[]/.test(text) ? treeOf(text) : null;
-      this.#shownJson = { text, box: tree && jsonBox(text, tree) };
+      this.#made = { text, box: tree && jsonBox(text, tree) };
     }
-    return this.#shownJson.box;
+    return this.#made.box;
   }
 
   #showJsonText(text) {

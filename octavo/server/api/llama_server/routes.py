@@ -79,6 +79,8 @@ def create_router(server: ServerContext) -> APIRouter:
         prompt = await server.prompts.chat(
             messages,
             tools=tools,
+            tool_choice=body.tool_choice,
+            reasoning_effort=body.reasoning_effort,
             chat_template_kwargs=body.chat_template_kwargs,
             add_generation_prompt=body.add_generation_prompt is not False,
             continue_final_message=bool(body.continue_final_message),

@@ -80,8 +80,12 @@ async def _begin(
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
+    reader = prompt.reader
     try:
-        reader, params = await briefly_in_background(prompt.reader.prepare, params)
+        if reader.asked.tools:  # of which a grammar is written
+            reader, params = await briefly_in_background(reader.prepare, params)
+        else:
+            reader, params = reader.prepare(params)
     except InvalidRequestError as error:
         raise error.with_field(body.constraint.field if body.constraint else "tools") from None
     job = await GenerationJob(server, request, body, [token_ids], params).begin()
