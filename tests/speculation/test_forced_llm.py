@@ -8,6 +8,7 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.core.structured_outputs import StructuredOutputs
+from octavo.speculation.step_times import StepTimeEstimator
 
 SCHEMA = {
     "type": "object",
@@ -20,6 +21,12 @@ SETTINGS = {
     "sampled": {"temperature": 1.0, "seed": 3, "logprobs": 2},
     "samples": {"temperature": 1.0, "seed": 4, "n": 3},
 }
+
+
+@pytest.fixture(autouse=True)
+def steps_of_known_times(monkeypatch):
+    """How much is drafted does not depend on the machine."""
+    monkeypatch.setattr(StepTimeEstimator, "observe", lambda *step: None)
 
 
 @pytest.fixture(scope="module", params=[None, {"method": "ngram"}], ids=["no drafter", "ngram"])
