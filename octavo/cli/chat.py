@@ -147,7 +147,7 @@ class Conversation:
         self.last = None
         answer = ParsedMessage()
         writer = _MessageWriter()
-        is_interrupted = False
+        end: str | None = None
         try:
             with _interrupt_flag() as interrupted:
                 stream = self.llm.stream_chat(self.messages, self.params, **self._tools)
@@ -155,9 +155,9 @@ class Conversation:
                     delta = MessageDelta(chunk.reasoning, chunk.content, list(chunk.tool_calls))
                     answer.add(delta)
                     writer.write(delta)
-                    self.last = chunk.output
+                    self.last, end = chunk.output, chunk.finish_reason
                     if interrupted():
-                        is_interrupted = True
+                        end = "abort"
                         stream.close()
                         break
                 if self.last is not None and self.last.error is not None:
@@ -165,8 +165,9 @@ class Conversation:
         except OctavoError as error:  # of this turn alone: the next one may do better
             terminal.say(f"octavo: error: {error}")
         writer.end(is_answer=not answer.tool_calls)
-        if is_interrupted:
-            answer.tool_calls.clear()  # the last may be half a call
+        if answer.tool_calls and end != "stop":
+            answer.tool_calls.clear()  # the last one may be half a call, which no template takes
+            terminal.say("octavo: the answer was cut off in calls of tools, which are not made")
         return answer if answer.content or answer.tool_calls else None
 
     def allows(self, call: ToolCall) -> bool:

@@ -49,6 +49,7 @@ class FakeLLM:
     error: Exception | None = None
     request_error: str | None = None
     tool_calls: Sequence[ToolCallDelta] = ()  # that it makes when a user says something
+    call_end = "stop"  # the finish_reason of these
 
     def __init__(self, model: str, **kwargs: Any):
         self.model, self.kwargs = model, kwargs
@@ -99,7 +100,7 @@ class FakeLLM:
 
     def _call_tools(self, params: SamplingParams) -> Iterator[StreamChunk]:
         output = partial(self._output, "", params, len(ANSWER))
-        yield StreamChunk(0, "", [0], "stop", output, "I call.", "", self.tool_calls)
+        yield StreamChunk(0, "", [0], self.call_end, output, "I call.", "", self.tool_calls)
 
     def _stream(self, prompt: str, params: SamplingParams) -> Iterator[StreamChunk]:
         if self.error is not None:

@@ -107,6 +107,14 @@ def test_errors_of_tools_are_told_to_the_model(fake_llm, talk, tools: str) -> No
     assert "<- error: ValueError: too small" in err
 
 
+def test_calls_of_an_answer_that_is_cut_off_are_not_made(fake_llm, talk, tools: str) -> None:
+    fake_llm.call_end = "length"
+    fake_llm.tool_calls = [ToolCallDelta(0, "1", "double", '{"n": ')]
+    _, _, err, messages = talk("Hi\nHo", "--tools", tools, "--yes")
+    assert "cut off in calls of tools, which are not made" in err
+    assert messages == [{"role": "user", "content": "Ho"}]
+
+
 def test_turns_are_bounded(talk, tools: str) -> None:
     _, out, err, messages = talk("Hi", "--tools", tools, "--yes", "--max-tool-turns", "1")
     assert out == "" and len(messages) == 1
