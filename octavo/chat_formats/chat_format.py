@@ -369,7 +369,7 @@ class ChatFormat:
                 options.append(f"{first} {rest}")
             return f"{self._own_thought(grammar)} {either(options)}"
         # Text ends with the first opener or beginning of a thought anyhow, if these are text.
-        others = tags - ({opener, begin} - self.template.special_tokens.keys())
+        others = tags - {tag for tag in (opener, begin) if not grammar.has_token(tag)}
         thought = ""
         if begin:
             thought = f"({grammar.up_to(begin, others)} {self._rest_of_thought(grammar)})*"
