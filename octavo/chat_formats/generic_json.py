@@ -33,7 +33,8 @@ class GenericJSON(ChatFormat):
     """``{"tool_calls": [{"name": …, "arguments": {…}}, …]}`` instead of any other answer.
 
     A template that knows no tools is given none: `prompt` writes them, earlier calls and their
-    results into messages. One that does, in a way of its own, writes them itself.
+    results into messages. One that does, in a way of its own, writes them itself; so does one that
+    knows calls of earlier messages alone.
     """
 
     name = "generic-json"
@@ -49,7 +50,9 @@ class GenericJSON(ChatFormat):
     ) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]] | None]:
         if self.template.has("tools"):
             return super().prompt(messages, tools)
-        written = [_plain_message(message) for message in messages]
+        written = list(messages)
+        if not self.template.has("tool_calls"):
+            written = [_plain_message(message) for message in messages]
         if not tools:
             return written, None
         lines = "\n".join(

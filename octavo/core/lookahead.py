@@ -98,8 +98,8 @@ class Lookahead:
         return (
             self.proposer is not None
             and request.sink_window is None  # drafters read tables from their beginning
-            and request.params.max_draft_tokens != 0
             and self.proposer.wants(request)
+            and request.params.max_draft_tokens != 0
         )
 
     def _with_drafts(

@@ -293,6 +293,10 @@ class NativeForward:
     def _run(self, num_positions: int) -> None:
         """Run this rank's part of the step that is written, while slow masks are made."""
         masks, self._late_masks = self._late_masks, []
+        if not masks:  # as nearly always
+            self._mask_thread.problems = {}
+            self.program.step(self._arguments, num_positions)
+            return
         with self._mask_thread.making(masks):
             self.program.step(self._arguments, num_positions)
 

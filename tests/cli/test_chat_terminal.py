@@ -32,13 +32,14 @@ class Echo:
     def __enter__(self): return self
     def __exit__(self, *exc_info): pass
     def default_sampling_params(self): return SamplingParams()
-    def stream_chat(self, messages, params):
+    def stream_chat(self, messages, params, **tools):
         asked = messages[-1]["content"]
         pieces = (f"{i} " for i in range(10**6)) if asked == "count" else [
             f"<{len(messages)}:{json.dumps(asked)}>"]
         for piece in pieces:
             time.sleep(0.002)
-            yield types.SimpleNamespace(text=piece, output=None)
+            parts = {"reasoning": "", "content": piece, "tool_calls": [], "finish_reason": None}
+            yield types.SimpleNamespace(text=piece, output=None, **parts)
 
 vars(octavo)["LLM"] = Echo
 terminal.hub.resolve = lambda model, **kwargs: None

@@ -21,7 +21,7 @@ def texts(*words: str) -> list[str]:
 def test_commands_and_their_subcommands() -> None:
     assert texts("") == list(cli.COMMANDS)
     assert texts("s") == ["serve", "simulate", "spec"]
-    assert texts("bench", "s") == ["serve", "startup", "sweep", "spec"]
+    assert texts("bench", "s") == ["serve", "startup", "sweep", "spec", "structured"]
     assert texts("no-such-command", "") == []
     assert candidates([""])[0].help == "answer one or more prompts"
 

@@ -53,7 +53,7 @@ def complaint(argv: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
         # What is mistyped is said before what is missing for that reason.
         ("quantize --methd gptq", "octavo quantize [", "did you mean --method?"),
         ("tune --slp ttft=1", "octavo tune [", "did you mean --slo"),
-        ("chat --xyzzy --systme x", "octavo chat [", "--xyzzy --systme; did you mean --system?"),
+        ("chat --qqq --systme x", "octavo chat [", "--qqq --systme; did you mean --system or"),
     ],
 )
 def test_what_is_mistyped_is_said_by_the_command_with_what_was_meant(

@@ -735,7 +735,9 @@ TOOL_TEMPLATE = "Tools:{% for tool in tools or [] %} {{ tool.function.name }}{% 
 def tools(api: Api) -> None:
     assert api.prompt_text(tools=[TOOL], chat_template=TOOL_TEMPLATE) == "Tools: weather"
     assert api.prompt_text(tools=[], chat_template=TOOL_TEMPLATE) == "Tools:"
-    api.refuses("tools", tools=[TOOL])  # of which the model's own template knows nothing
+    # The model's own template knows nothing of them, and is told in words.
+    assert '"name": "weather"' in api.prompt_text(tools=[TOOL])
+    api.refuses("tools", tools=[{"type": "function", "function": {"name": ""}}])
 
 
 @into(CHAT)
@@ -744,7 +746,10 @@ def tool_choice(api: Api) -> None:
     assert api.prompt_text(**fields, tool_choice="auto") == "Tools: weather"
     assert api.prompt_text(**fields, tool_choice="none") == "Tools:"
     for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
-        api.refuses("tool_choice", **fields, tool_choice=choice)
+        answer = api.ask(**fields, tool_choice=choice, max_tokens=60)
+        assert answer.text == ""  # the call is no content
+    other = {"type": "function", "function": {"name": "other"}}
+    api.refuses("tool_choice", **fields, tool_choice=other)
 
 
 @into(CHAT)

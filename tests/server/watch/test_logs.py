@@ -376,6 +376,7 @@ EVENTS = {
     "on_rejected": ("draining",),
     "on_ignored_fields": (("x",),),
     "on_tool_calls": ("hermes", 1, ["syntax"]),
+    "on_constraint_refused": ("unsupported",),
     "on_tokens": ("generation", 1, 0.5),
     "on_finished": ("generation", "stop"),
     "on_step": (StepStats.idle(),),
@@ -391,7 +392,7 @@ def test_all_observers_are_told_everything_in_order():
     class Everything(Noting):
         on_submitted = on_rejected = on_ignored_fields = on_tokens = on_finished = None
         on_step = on_snapshot = on_engine_state = on_routed = on_removed = None
-        on_scaled = on_tool_calls = None
+        on_scaled = on_tool_calls = on_constraint_refused = None
 
     notes: list = []
     observers = ObserverGroup(Everything(notes, "a"), EngineObserver(), Everything(notes, "b"))

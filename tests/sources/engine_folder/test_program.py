@@ -217,7 +217,14 @@ def fields_of(struct: ctypes.Structure, base: int, config: ModelConfig) -> dict[
             is_address = not (name == "k" and isinstance(struct, abi.LinearArgs | abi.Weight))
             found[name] = value - base if is_address and value else value
         else:
-            unused = ("row_index", "inner_rows", "output_rows", "begin", "ranks")  # of one rank
+            unused = (
+                "row_index",
+                "inner_rows",
+                "output_rows",
+                "begin",
+                "ranks",
+                "rows",
+            )  # of one rank
             assert name in unused or isinstance(value, int | float), name
             found[name] = value
     return found
