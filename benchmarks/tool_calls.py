@@ -34,7 +34,7 @@ TIMEOUT = 1200  # seconds, of one answer
 
 
 class Outcome(NamedTuple):
-    """What one answer came to; each of the flags takes the one before it."""
+    """The outcome of one answer; each of the flags takes the one before it."""
 
     prompt: str
     calls: list[dict[str, Any]]

@@ -36,15 +36,11 @@ class DeepSeekV31(CallSections):
     def read_one(
         self, stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool]
     ) -> Reading[None]:
-        parts: list[str] = []
-        yield from stream.while_matching(_NAME, parts.append)
+        name = yield from stream.matching(_NAME)
         yield from stream.expect(_SEPARATOR)
-        name = "".join(parts)
         if (yield from stream.skip_space()) != "{" and name == _TYPE:
-            parts.clear()
-            yield from stream.while_matching(_NAME, parts.append)
+            name = yield from stream.matching(_NAME)
             yield from stream.skip_space()
-            name = "".join(parts)
         begin_call(message, name, tools)
         has_fence = yield from stream.starts_with(_FENCE)
         yield from stream.skip_space()

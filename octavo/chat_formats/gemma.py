@@ -59,9 +59,8 @@ class FunctionGemma(ChatFormat):
     ) -> Reading[None]:
         yield from stream.skip_space()
         yield from stream.expect("call:")
-        parts: list[str] = []
-        yield from stream.while_matching(_NAME, parts.append)
-        begin_call(message, "".join(parts), tools)
+        name = yield from stream.matching(_NAME)
+        begin_call(message, name, tools)
         yield from stream.skip_space()
         yield from self._read_object(stream, message.arguments, 0)
         yield from self.read_end(stream, self.closers[0])
@@ -80,9 +79,7 @@ class FunctionGemma(ChatFormat):
         elif (yield from stream.starts_with(self.quote)):
             yield from self._read_string(stream, put)
         else:
-            parts: list[str] = []
-            yield from stream.while_matching(_WORD, parts.append)
-            word = "".join(parts)
+            word = yield from stream.matching(_WORD)
             word = _WORDS.get(word, word)
             load_json(word)
             put(word)
@@ -104,11 +101,10 @@ class FunctionGemma(ChatFormat):
             elif (yield from stream.starts_with(self.quote)):
                 yield from self._read_string(stream, put)
             else:
-                parts: list[str] = []
-                yield from stream.while_matching(_KEY, parts.append)
-                if not parts:
+                key = yield from stream.matching(_KEY)
+                if not key:
                     raise MalformedCall("an argument has no name")
-                put(f'"{json_inside("".join(parts))}"')
+                put(f'"{json_inside(key)}"')
             yield from stream.skip_space()
             yield from stream.expect(":")
             put(": ")

@@ -43,9 +43,7 @@ class GLM4(ChatFormat):
         self, opener: str, stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool]
     ) -> Reading[None]:
         yield from stream.skip_space()
-        parts: list[str] = []
-        yield from stream.while_matching(_NAME, parts.append)
-        name = "".join(parts)
+        name = yield from stream.matching(_NAME)
         begin_call(message, name, tools)
         arguments = TaggedArguments(message, tools.get(name))
         yield from stream.skip_space()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from octavo.chat_formats.grammar import Grammar, either, literal
@@ -39,10 +39,22 @@ def read_json_calls(
     if (yield from stream.peek()) != "[":
         yield from _read_json_call(stream, message, tools, is_known)
         return
-    yield from stream.take()
+    yield from read_list(stream, message, lambda: _read_json_call(stream, message, tools, is_known))
+
+
+def read_list(
+    stream: TextStream, message: MessageWriter, read_call: Callable[[], Reading[None]]
+) -> Reading[None]:
+    """Read a list of calls in brackets. The last has not ended then, as what ends it may be
+    missing.
+
+    Raises:
+        MalformedCall: it is none, or ``read_call`` raises it.
+    """
+    yield from stream.expect("[")
     while True:
         yield from stream.skip_space()
-        yield from _read_json_call(stream, message, tools, is_known)
+        yield from read_call()
         if (yield from stream.skip_space()) == "]":
             break
         yield from stream.expect(",")

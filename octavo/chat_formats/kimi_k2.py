@@ -37,11 +37,9 @@ class KimiK2(CallSections):
     def read_one(
         self, stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool]
     ) -> Reading[None]:
-        parts: list[str] = []
-        yield from stream.while_matching(_HEAD, parts.append)
+        call_id = yield from stream.matching(_HEAD)
         yield from stream.skip_space()
         yield from stream.expect(_ARGUMENTS)
-        call_id = "".join(parts)
         found = _ID.fullmatch(call_id)
         name = found["name"] if found is not None else ""
         begin_call(message, name, tools, call_id if found is not None and found["index"] else "")

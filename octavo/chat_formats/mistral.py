@@ -45,11 +45,11 @@ class Mistral(ChatFormat):
             yield from read_json_calls(stream, message, tools)
             message.end_call()
             return
-        name = yield from _read_word(stream)
+        name = yield from stream.matching(_NAME)
         yield from stream.skip_space()
         call_id = ""
         if (yield from stream.starts_with(_ID)):
-            call_id = yield from _read_word(stream)
+            call_id = yield from stream.matching(_NAME)
         yield from stream.starts_with(_ARGUMENTS)
         begin_call(message, name, tools, call_id)
         yield from stream.skip_space()
@@ -77,9 +77,3 @@ class MistralArgs(Mistral):
                 for tool in tools
             )
         )
-
-
-def _read_word(stream: TextStream) -> Reading[str]:
-    parts: list[str] = []
-    yield from stream.while_matching(_NAME, parts.append)
-    return "".join(parts)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from octavo.chat_formats.grammar import Grammar, either, literal
-from octavo.chat_formats.json_calls import begin_call
+from octavo.chat_formats.json_calls import begin_call, read_list
 from octavo.chat_formats.json_schemas import arguments_of, types_of
 from octavo.chat_formats.message_writer import MessageWriter
 from octavo.chat_formats.tagged_values import json_inside
@@ -28,13 +28,13 @@ def read_python_call(
     stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool], is_known: bool
 ) -> Reading[None]:
     """Read one call: see `read_python_calls`."""
-    name = yield from _read(stream, _NAME)
+    name = yield from stream.matching(_NAME)
     yield from stream.expect("(")
     begin_call(message, name, tools, is_known=is_known)
     names: set[str] = set()
     message.arguments("{")
     while (yield from stream.skip_space()) != ")":
-        key = yield from _read(stream, _KEY)
+        key = yield from stream.matching(_KEY)
         if not key or key in names:
             raise MalformedCall("an argument has no name" if not key else f"{key!r} is there twice")
         yield from stream.skip_space()
@@ -49,12 +49,6 @@ def read_python_call(
     message.arguments("}")
 
 
-def _read(stream: TextStream, part: re.Pattern[str]) -> Reading[str]:
-    parts: list[str] = []
-    yield from stream.while_matching(part, parts.append)
-    return "".join(parts)
-
-
 def _read_literal(stream: TextStream, put: Put, depth: int = 0) -> Reading[None]:
     """Read a literal of Python's or of JSON's, and hand its JSON to ``put`` in pieces."""
     if depth > _MAX_DEPTH:
@@ -67,7 +61,7 @@ def _read_literal(stream: TextStream, put: Put, depth: int = 0) -> Reading[None]
     elif first == "{":
         yield from _read_dict(stream, put, depth)
     else:
-        word = yield from _read(stream, _WORD)
+        word = yield from stream.matching(_WORD)
         word = _WORDS.get(word, word)
         load_json(word)
         put(word)
@@ -161,15 +155,9 @@ def read_python_calls(
     Raises:
         MalformedCall: it is no such list, or an argument is no literal.
     """
-    yield from stream.expect("[")
-    while True:
-        yield from stream.skip_space()
-        yield from read_python_call(stream, message, tools, is_known)
-        if (yield from stream.skip_space()) == "]":
-            break
-        yield from stream.expect(",")
-        message.end_call()
-    yield from stream.take()
+    yield from read_list(
+        stream, message, lambda: read_python_call(stream, message, tools, is_known)
+    )
 
 
 def python_calls(

@@ -231,6 +231,12 @@ class TextStream:
                 return
             put(self._take(found.end()))
 
+    def matching(self, part: re.Pattern[str]) -> Reading[str]:
+        """Return the text that is read as long as ``part`` matches; see `while_matching`."""
+        parts: list[str] = []
+        yield from self.while_matching(part, parts.append)
+        return "".join(parts)
+
     # -- JSON -------------------------------------------------------------------------------------
 
     def json_string(self) -> Reading[str]:
@@ -257,10 +263,9 @@ class TextStream:
         elif first and first in "{[":
             yield from self._json_brackets(put)
         else:
-            parts: list[str] = []
-            yield from self.while_matching(_SCALAR_PART, parts.append)
-            put("".join(parts))
-            load_json("".join(parts))
+            scalar = yield from self.matching(_SCALAR_PART)
+            put(scalar)
+            load_json(scalar)
 
     def _json_string(self, put: Put) -> Reading[None]:
         yield from self.expect('"')

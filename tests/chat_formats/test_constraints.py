@@ -1,4 +1,4 @@
-"""What a model writes that knows nothing but the grammar."""
+"""Random walks through the grammars of calls: a model that knows nothing else writes these."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_without_a_choice_of_calls_there_is_none(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_usual_answer_is_possible(name):
-    """Those that templates write themselves, and text."""
+    """Calls as templates write them, and text, are allowed."""
     walker = WALKERS[name]
     usual = {
         "qwen3-coder": "<tool_call>\n<function=get_weather>\n"

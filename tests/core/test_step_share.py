@@ -65,7 +65,7 @@ def test_prompts_under_way_do_not(make_request):
 
 
 def test_equal_chunks_of_all_that_is_due(make_request):
-    """Those of `test_prompt_chunks`, of prompts and of what waits together."""
+    """Sizes of `test_prompt_chunks`, of prompts and of what waits together."""
     share = PipelineShare(DEPTH, 2048)
     running = make_request("a", [1] * 1000)
     assert share.prompt_tokens([running], 2000) == 250

@@ -102,7 +102,7 @@ def test_stages_send_on():
     [("llama-3.1-8b", 3), ("gemma-2-9b", 6), ("mixtral-8x7b", 3), ("deepseek-v3", 6)],
 )
 def test_two_rows_go_on_where_the_next_stage_norms_or_adds(name, rows):
-    """Those that `tests/kernels/test_stages.py` finds between stages."""
+    """Plans count the rows that `tests/kernels/test_stages.py` finds between stages."""
     spec = spec_of(name)
     assert rank_model(spec, precision_of(spec), Parallel(pp=4)).sent_rows == rows
     assert rank_model(spec, precision_of(spec), Parallel()).sent_rows == 0

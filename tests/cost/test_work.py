@@ -236,7 +236,7 @@ def test_experts_apart_wait_for_the_busiest():
 @pytest.mark.parametrize("num_tokens", [1, 4, 16, 64, 512])
 @pytest.mark.parametrize(("total", "per_token"), [(8, 2), (64, 6), (128, 8)])
 def test_the_busiest_rank_is_as_by_chance(total, per_token, num_tokens, num_ranks):
-    """Of a hundred steps whose tokens choose experts by chance."""
+    """Figures of a hundred steps whose tokens choose experts by chance."""
     rng = np.random.default_rng(0)
     owner = np.arange(total) * num_ranks // total
     uses, reads = [], []

@@ -261,7 +261,7 @@ def test_a_reader_that_sends_something_else_is_ended_alone(served, reader, kind,
 
 
 def test_a_reader_that_asks_for_ever_and_takes_nothing_holds_nothing(served, reader):
-    """What it asks for is bounded, and it is ended when it exceeds that."""
+    """A reader may ask for so much and no more, and is ended when it exceeds that."""
     write(served, *range(30))
     ticket = parse_ticket(served.invite("replica 2"))
     with RawPeer(ticket) as peer:

@@ -1,4 +1,4 @@
-"""What the first rank of a stage gets over links, the other ranks of its machine get from it."""
+"""The first rank of a stage passes what it gets over links to the other ranks of its machine."""
 
 from __future__ import annotations
 

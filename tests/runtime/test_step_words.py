@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from array import array
 
 import numpy as np
 import pytest
 from native_requests import make_requests
-from rank_threads import lone_follower
+from rank_threads import lone_follower, num_refused
 
 from octavo.base.errors import EngineError
 from octavo.core.request import Request
@@ -101,22 +100,7 @@ def test_damaged_messages_are_refused_or_harmless(bench, sent, seed, layout):
     stage computes until it hands on."""
     engine = bench.engine(kernels="native", num_blocks=10, num_places=30, **layout)
     follower = lone_follower(engine.executor, bench.model, bench.config)
-    chosen = random.Random(seed)
-    refused = 0
-    for _ in range(150):
-        message = chosen.choice(sent).copy()
-        for _ in range(chosen.randrange(1, 4)):
-            place = chosen.randrange(min(len(message), 40))
-            message[place] = chosen.choice(
-                [0, 1, -1, 2**31 - 1, -(2**31), chosen.randrange(300), int(message[place]) ^ 1]
-            )
-        if chosen.random() < 0.3:
-            message = message[: chosen.randrange(1, len(message) + 1)]
-        try:
-            follower.obey(message)
-        except (BadMessage, EngineError):
-            refused += 1
-    assert refused > 50
+    assert num_refused(follower, sent, seed) > 50
 
 
 @needs_native

@@ -7,6 +7,7 @@ and threads, and learns of steps by messages.
 from __future__ import annotations
 
 import os
+import random
 import tempfile
 import threading
 import weakref
@@ -15,11 +16,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from octavo.base.errors import PeerEndedError
+from octavo.base.errors import EngineError, PeerEndedError
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.following_forward import Follower, follow
 from octavo.runtime.rank import Rank
 from octavo.runtime.rank_memory import SHARED, Membership, RankMemory, descriptors
+from octavo.runtime.step_words import BadMessage
 from octavo.serving.follower import follower_of
 
 _NUM_BYTES = 8 << 30  # of address space
@@ -91,6 +93,26 @@ def _end(
     for thread in threads:
         thread.join(10)
     folder.cleanup()
+
+
+def num_refused(follower: Follower, sent, seed: int) -> int:
+    """Tell a follower 150 of the messages of a group, cut and with other numbers in them; return
+    how many it refused."""
+    chosen, refused = random.Random(seed), 0
+    for _ in range(150):
+        message = chosen.choice(sent).copy()
+        for _ in range(chosen.randrange(1, 4)):
+            place = chosen.randrange(min(len(message), 40))
+            message[place] = chosen.choice(
+                [0, 1, -1, 2**31 - 1, -(2**31), chosen.randrange(300), int(message[place]) ^ 1]
+            )
+        if chosen.random() < 0.3:
+            message = message[: chosen.randrange(1, len(message) + 1)]
+        try:
+            follower.obey(message)
+        except (BadMessage, EngineError):
+            refused += 1
+    return refused
 
 
 def lone_follower(like: Rank, model, config) -> Follower:

@@ -130,7 +130,7 @@ def test_helpers_for_structured_output(openai, client) -> None:
 
 
 def test_answers_are_valid_whatever_is_drawn(client) -> None:
-    """What instructor and its like ask for, who would ask again if pydantic refused an answer."""
+    """Requests are made as instructor makes them: it asks again if pydantic refuses an answer."""
     from pydantic import BaseModel, Field
 
     class Person(BaseModel):

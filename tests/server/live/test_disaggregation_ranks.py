@@ -36,7 +36,7 @@ def slow_machine(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(live_server, tiny_model):
-    """What one engine of one rank answers."""
+    """Answers of one engine of one rank."""
     with live_server(tiny_model, "--max-model-len", "256") as server:
         return server.run(streamed(server))
 
