@@ -283,14 +283,28 @@ def test_deltas_are_what_is_new_and_add_up(engine):
     assert last.outputs == whole.outputs and last.finished
 
 
-def test_a_delta_costs_the_same_however_long_the_answer_is(start):
+def test_a_delta_costs_the_same_however_long_the_answer_is(start, monkeypatch):
     """Counted: the tokens that outputs hold, of which a reader who keeps up gets each once."""
     engine = start()
+    # The engine is at most four steps ahead of its reader, who would otherwise get the whole
+    # answer as one output where the machine gives the reader no time.
+    ahead = threading.Semaphore(0)
+    step = engine._text_engine.step
+
+    def step_when_read():
+        ahead.acquire(timeout=1)
+        return step()
+
+    monkeypatch.setattr(engine._text_engine, "step", step_when_read)
 
     async def held(kind, count):
         params = SamplingParams(temperature=0.0, max_tokens=count, output_kind=kind)
-        outputs = [output async for output in engine.generate([1, 2], params, request_id="r")]
-        return [len(part.token_ids) for output in outputs for part in output.outputs]
+        parts = []
+        ahead.release(4 if kind != RequestOutputKind.FINAL_ONLY else count + 4)
+        async for output in engine.generate([1, 2], params, request_id="r"):
+            ahead.release()
+            parts.extend(len(part.token_ids) for part in output.outputs)
+        return parts
 
     delta = asyncio.run(held(RequestOutputKind.DELTA, 200))
     assert sum(delta) == 200
