@@ -168,9 +168,11 @@ class KnownTemplate:
         if not isinstance(function, Mapping):
             return call  # refused where all messages are checked
         given = function.get("arguments")
-        arguments = _object(given, f"{where}.function.arguments")
+        if self._wants_text and isinstance(given, str) and given:
+            return call  # the model sees what it wrote, cut off or not
+        arguments: Any = _object(given, f"{where}.function.arguments")
         if self._wants_text:
-            arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+            arguments = json.dumps(arguments, ensure_ascii=False)
         function = {**function, "arguments": arguments}
         return {**call, "function": function} if "function" in call else function
 
@@ -200,19 +202,39 @@ class KnownTemplate:
             return ""
 
 
-def _object(given: Any, where: str) -> Any:
-    """Return arguments, which may be text, as an object."""
+def _object(given: Any, where: str) -> Mapping[str, Any]:
+    """Return arguments, which may be text, as an object.
+
+    Clients send back calls as they came, and so those that were cut off by the length of an answer.
+    Of these the object is what was whole: a text that was begun ends, and a key without a value is
+    left out.
+    """
     if given is None or given == "":
         return {}
     arguments = given
     if isinstance(given, str):
         try:
             arguments = json.loads(given)
-        except (ValueError, RecursionError):
+        except RecursionError:
             arguments = None
+        except ValueError as error:
+            is_longer = isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
+            arguments = None if is_longer else _begun(given)
     if not isinstance(arguments, Mapping):
-        raise InvalidRequestError("must be a JSON object, or the text of one", where)
+        raise InvalidRequestError(
+            "must be a JSON object, or the text of one or of its beginning", where
+        )
     return arguments
+
+
+def _begun(text: str) -> Any:
+    """Return the value of the beginning of a JSON text; None if it is no such beginning."""
+    from pydantic_core import from_json  # a library of the server, for rare texts
+
+    try:
+        return from_json(text, allow_partial="trailing-strings", allow_inf_nan=False)
+    except ValueError:
+        return None
 
 
 def _with_names(messages: Sequence[Message]) -> list[Message]:

@@ -311,7 +311,7 @@ def test_choices_of_tools_constrain_the_answer(api):
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         (
             {"messages": [*USER, {"role": "assistant", "tool_calls": [
-                {"type": "function", "function": {"name": "f", "arguments": "{"}}]}]},
+                {"type": "function", "function": {"name": "f", "arguments": "[1"}}]}]},
             "messages.1.tool_calls.0.function.arguments",
         ),
     ],
@@ -340,6 +340,36 @@ def test_a_conversation_of_an_agent_goes_back_in(api, byte_tokenizer):
 
     assert prompt('{"x":1}') == prompt({"x": 1})
     assert '{"name": "f", "arguments": {"x": 1}}\n</tool_call>21' in prompt({"x": 1})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [
+        ('{"city": "Par', '{"city": "Par"}'),
+        ('{"city": "Paris", "days": [1, {"a": "\\u00', '{"city": "Paris", "days": [1, {"a": ""}]}'),
+        ('{"city": "Paris", "da', '{"city": "Paris"}'),
+        ("{", "{}"),
+    ],
+)
+def test_a_call_that_was_cut_off_goes_back_in(api, byte_tokenizer, arguments, written):
+    def prompt(template):
+        call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        server = api(Writer("x"), template)
+        server.post(messages=[*USER, {"role": "assistant", "tool_calls": [call]}], tools=TOOLS)
+        return byte_tokenizer.decode(server.engine.requests[0].prompt_token_ids)
+
+    assert f'{{"name": "f", "arguments": {written}}}\n</tool_call>' in prompt(QWEN3)
+    # A template that writes text as it is, and fails where it is an object.
+    takes_text = QWEN3.replace("function.arguments | tojson", "function.arguments + ''")
+    assert f'{{"name": "f", "arguments": {arguments}}}\n</tool_call>' in prompt(takes_text)
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1} and more', '{"a" 1}', "no", '["a"]', "{" * 999])
+def test_arguments_that_begin_no_object_are_refused(api, arguments):
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [*USER, {"role": "assistant", "tool_calls": [call]}]
+    error = api(Writer("x"), QWEN3).post(400, messages=messages, tools=TOOLS)
+    assert error["param"] == "messages.1.tool_calls.0.function.arguments"
 
 
 def test_an_effort_of_none_switches_thoughts_off(api, byte_tokenizer):
