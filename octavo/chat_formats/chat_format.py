@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
+from octavo.base.errors import InvalidRequestError
 from octavo.chat_formats.grammar import Grammar, either
 from octavo.chat_formats.message_writer import MessageWriter
 from octavo.chat_formats.messages import ParsedMessage
@@ -16,6 +17,7 @@ from octavo.chat_formats.text_stream import MalformedCall, Reading, Tags, TextSt
 from octavo.chat_formats.thoughts import ThoughtTags, ends_in_thought, thought_tags
 from octavo.chat_formats.tools import Tool, ToolChoice, tools_of
 from octavo.core.structured_outputs import StructuredOutputs
+from octavo.core.thoughts import ThoughtTexts
 
 
 class Template(NamedTuple):
@@ -92,6 +94,23 @@ class ChatFormat:
     def ends_of_thought(self) -> tuple[str, ...]:
         """The texts that end a thought; none if the model has no thoughts."""
         return (self.thoughts.end, *sorted(self._ends_of_thoughts)) if self.thoughts else ()
+
+    def thought_texts(self, *, begins_inside: bool) -> ThoughtTexts:
+        """Return the texts around the thoughts of an answer, for counting and bounding them. What
+        closes one is on a line of its own where the template writes it so.
+
+        Args:
+            begins_inside: whether the answer begins within a thought.
+
+        Raises:
+            InvalidRequestError: the model has none.
+        """
+        if self.thoughts is None:
+            raise InvalidRequestError("this model has no thoughts", "thinking_token_budget")
+        begin, end = self.thoughts
+        has_own_line = self.template.has("\n" + end) or self.template.has("\\n" + end)
+        closing = "\n" + end if has_own_line else end
+        return ThoughtTexts(begin, self.ends_of_thought, closing, begins_inside)
 
     def new_id(self, index: int, name: str) -> str:
         """Return an id for the call of an index in its message."""

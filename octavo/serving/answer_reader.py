@@ -124,9 +124,13 @@ class AnswerReader:
         Where they may have parts, special tokens become text: some are the tags of parts.
 
         Raises:
-            InvalidRequestError: a constraint of the content excludes the calls.
+            InvalidRequestError: a constraint of the content excludes the calls, or thoughts have a
+                budget, and the model has none.
         """
         changes: dict[str, Any] = {}
+        if params.thinking_token_budget is not None:
+            texts = self.format.thought_texts(begins_inside=self.begins_in_thought)
+            changes["thought_texts"] = texts
         if self.finds_parts:
             changes["skip_special_tokens"] = False
         constraint = self._constraint(params.structured_outputs)

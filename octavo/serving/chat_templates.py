@@ -7,14 +7,14 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.base.errors import ChatTemplateError, InvalidRequestError
 from octavo.chat_formats.chat_format import ChatFormat
 from octavo.chat_formats.registry import format_of
-from octavo.core.thoughts import ThoughtBudget, ThoughtTokens
+from octavo.core.thoughts import ThoughtBudget, ThoughtTexts, ThoughtTokens
 from octavo.serving.answer_reader import AnswerReader, AskedTools
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ _MAX_CACHED = 8  # templates; requests may bring their own
 # How a template tells whether the model is to think: Qwen's and GLM's name, or DeepSeek's and
 # Granite's.
 _SWITCH = re.compile(r"\benable_thinking\b|\b(?:if|and|or|not|set) thinking\b")
+_EFFORTS = ("reasoning_effort", "thinking_effort")  # the latter is Kimi K3's
 _NEEDLE = {"octavo_needle": "x"}
 
 
@@ -63,22 +64,41 @@ class ChatTemplates:
             return known
 
     def thought_budget(
-        self, budget: int, prompt_token_ids: Sequence[int], vocab_size: int
+        self,
+        budget: int,
+        prompt_token_ids: Sequence[int],
+        vocab_size: int,
+        texts: ThoughtTexts | Mapping[str, Any] | None = None,
     ) -> ThoughtBudget:
-        """Return the mask that ends the thought of an answer after so many tokens.
+        """Return the mask that ends the thoughts of an answer after so many tokens.
+
+        Args:
+            texts: the tags of these thoughts; None: those of the model's own template.
 
         Raises:
             InvalidRequestError: the model has no thoughts.
         """
+        if texts is None:
+            texts = self._own_thought_texts(prompt_token_ids)
+        texts = ThoughtTexts.of(texts)
+        closing = self._tokenizer.encode(
+            texts.closing, add_special_tokens=False, parse_special=True
+        )
+        thoughts = ThoughtTokens.of(texts, partial(_bytes_of, self._tokenizer))
+        return ThoughtBudget(thoughts, budget, closing, vocab_size)
+
+    def _own_thought_texts(self, prompt_token_ids: Sequence[int]) -> ThoughtTexts:
         try:
             known = self.of()
         except ChatTemplateError:
             known = KnownTemplate(self._tokenizer, "")
         prompt = self._tokenizer.decode(prompt_token_ids, skip_special_tokens=False)
-        thoughts = known.thoughts(begins_inside=known.format.begins_in_thought(prompt))
-        if thoughts is None:
-            raise InvalidRequestError("this model has no thoughts", "thinking_token_budget")
-        return ThoughtBudget(thoughts, budget, known.closing, vocab_size)
+        begins_inside = known.format.begins_in_thought(prompt)
+        return known.format.thought_texts(begins_inside=begins_inside)
+
+
+def _bytes_of(tokenizer: Tokenizer, token_id: int) -> bytes:
+    return tokenizer.token_bytes(token_id) if token_id < tokenizer.vocab_size else b""
 
 
 class KnownTemplate:
@@ -113,30 +133,12 @@ class KnownTemplate:
             **options,
         )
         is_inside = self.format.begins_in_thought(prompt.text)
-        thoughts = self.thoughts(begins_inside=is_inside)
+        thoughts = None
+        if self.format.thoughts is not None:
+            texts = self.format.thought_texts(begins_inside=is_inside)
+            thoughts = ThoughtTokens.of(texts, partial(_bytes_of, self._tokenizer))
         reader = AnswerReader(self.format, asked, is_inside, thoughts)
         return RenderedChat(prompt.text, prompt.token_ids, reader)
-
-    def thoughts(self, *, begins_inside: bool) -> ThoughtTokens | None:
-        """Return how thoughts are known by the tokens of an answer; None if there are none."""
-        tags = self.format.thoughts
-        if tags is None:
-            return None
-        ends = tuple(map(str.encode, self.format.ends_of_thought))
-        return ThoughtTokens(tags.begin.encode(), ends, self._bytes_of, begins_inside)
-
-    def _bytes_of(self, token_id: int) -> bytes:
-        known = token_id < self._tokenizer.vocab_size
-        return self._tokenizer.token_bytes(token_id) if known else b""
-
-    @cached_property
-    def closing(self) -> list[int]:
-        """The tokens that close a thought, on a line of its own where the template writes it so."""
-        assert self.format.thoughts is not None, "the model has no thoughts"
-        end = self.format.thoughts.end
-        if "\n" + end in self.source or "\\n" + end in self.source:
-            end = "\n" + end
-        return self._tokenizer.encode(end, add_special_tokens=False, parse_special=True)
 
     @property
     def thinking_switch(self) -> str | None:
@@ -146,6 +148,16 @@ class KnownTemplate:
         if found is None:
             return None
         return "enable_thinking" if "enable_thinking" in self.source else "thinking"
+
+    @property
+    def effort_variable(self) -> str | None:
+        """The variable that tells the template how much the model is to think; None if it has
+        none."""
+        return next((name for name in _EFFORTS if name in self.source), None)
+
+    def unread(self, variables: Iterable[str]) -> list[str]:
+        """Return those variables that the template does not read."""
+        return [name for name in variables if not re.search(rf"\b{re.escape(name)}\b", self.source)]
 
     # -- arguments of earlier calls ---------------------------------------------------------------
 

@@ -384,6 +384,26 @@ def test_an_effort_of_none_switches_thoughts_off(api, byte_tokenizer):
     assert not prompt(reasoning_effort="none", **kept).endswith("</think>\n\n")
 
 
+def test_thinking_is_switched_where_the_template_knows_it(api, byte_tokenizer):
+    server = api(Writer("x"), QWEN3)
+    server.post(enable_thinking=False)
+    prompt = byte_tokenizer.decode(server.engine.requests[0].prompt_token_ids)
+    assert prompt.endswith("</think>\n\n")
+    server.post(enable_thinking=True, reasoning_effort="none")  # the switch itself goes first
+    prompt = byte_tokenizer.decode(server.engine.requests[1].prompt_token_ids)
+    assert prompt == "Hello"
+
+
+def test_a_budget_of_thoughts_is_kept_by_the_tags_of_the_format_that_is_written(api):
+    server = api(Writer("x"), CASES["mistral-args"].format(), inside=True)
+    server.post(thinking_budget=7)
+    texts = server.engine.requests[0].params.thought_texts
+    assert (texts.begin, texts.ends) == ("[THINK]", ("[/THINK]", "[TOOL_CALLS]"))
+    assert texts.closing == "[/THINK]" and texts.begins_inside
+    error = api(Writer("x"), CASES["llama-json"].format()).post(400, thinking_budget=7)
+    assert error["param"] == "thinking_token_budget"
+
+
 def test_a_budget_of_thoughts_goes_to_the_engine_by_any_of_its_names(api):
     for name in ("thinking_token_budget", "thinking_budget", "thinking_budget_tokens"):
         server = api(Writer("x"), QWEN3)
