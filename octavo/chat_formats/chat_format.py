@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 from octavo.base.errors import InvalidRequestError
-from octavo.chat_formats.grammar import Grammar, either
+from octavo.chat_formats.grammar import Grammar, either, more_calls
 from octavo.chat_formats.message_writer import MessageWriter
 from octavo.chat_formats.messages import ParsedMessage
 from octavo.chat_formats.output_parser import OutputParser, parse_whole
@@ -349,8 +349,8 @@ class ChatFormat:
             return self.bare_call(grammar, tools, parallel)
         call = self.call(grammar, tools, parallel)
         call = grammar.rule(f"{grammar.text(self.openers[0])} {call}")
-        again = f" ({grammar.gap()} {call})*" if parallel and self.repeats else ""
-        return call + again
+        again = f"{grammar.gap()} {call}"
+        return f"{call} {more_calls(again, are_allowed=parallel and self.repeats)}"
 
     def _own_thought(self, grammar: Grammar) -> str:
         """Return the grammar of a thought with which a model may begin."""
@@ -383,7 +383,8 @@ class ChatFormat:
                 options.append(self.bare_call(grammar, tools, parallel))
             if call:
                 first = f"{grammar.up_to(opener, tags, not_like)} {call}"
-                again = f"({grammar.up_to(opener, tags)} {call})*" if parallel else ""
+                again = f"{grammar.up_to(opener, tags)} {call}"
+                again = more_calls(again, are_allowed=parallel and self.repeats)
                 rest = f"{again} {grammar.free(tags)}" if self.uses_opener else ""
                 options.append(f"{first} {rest}")
             return f"{self._own_thought(grammar)} {either(options)}"
@@ -394,7 +395,9 @@ class ChatFormat:
             thought = f"({grammar.up_to(begin, others)} {self._rest_of_thought(grammar)})*"
         if call:
             call = f"{grammar.up_to(opener, others)} {call}"
-            call = f"({call} {thought})*" if parallel else f"({call})?"
+            # Behind the last call, nothing would end the text before a thought at an opener.
+            again = more_calls(f"{call} {thought}", are_allowed=parallel and self.repeats)
+            call = f"{again} ({call})?"
         return f"{thought} {call} {grammar.free(tags)}"
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from octavo.chat_formats.chat_format import ChatFormat, Template
-from octavo.chat_formats.grammar import Grammar
+from octavo.chat_formats.grammar import Grammar, more_calls
 from octavo.chat_formats.json_calls import (
     json_call,
     like_a_loose_call,
@@ -73,7 +73,7 @@ class Hermes(ChatFormat):
 
     def bare_call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
         call = loose_json_call(grammar, tools, before=_BEFORE, after=rf"(\n{_FENCE})?")
-        return f"{call}+" if parallel else call
+        return f"{call} {more_calls(call, are_allowed=parallel)}"
 
     def like_a_bare_call(self, tools: Sequence[Tool]) -> str:
         return like_a_loose_call(tools, _BEFORE)

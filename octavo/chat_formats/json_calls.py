@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from octavo.chat_formats.grammar import Grammar, either, literal
+from octavo.chat_formats.grammar import Grammar, either, literal, more_calls
 from octavo.chat_formats.json_schemas import DEFINITIONS
 from octavo.chat_formats.message_writer import MessageWriter
 from octavo.chat_formats.text_stream import MalformedCall, Put, Reading, TextStream, load_json
@@ -140,7 +140,8 @@ def json_calls(
     """Return the grammar of calls between the brackets of a list; of just one, if not
     ``parallel``."""
     call = json_call(grammar, tools, key)
-    return f'{call} (", " {call})*' if parallel else call
+    again = f'", " {call}'
+    return f"{call} {more_calls(again, are_allowed=parallel)}"
 
 
 def json_call(grammar: Grammar, tools: Sequence[Tool], key: str = "arguments") -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from octavo.chat_formats.grammar import Grammar, either, literal
+from octavo.chat_formats.grammar import Grammar, either, literal, more_calls
 from octavo.chat_formats.json_calls import begin_call, read_list
 from octavo.chat_formats.json_schemas import arguments_of, types_of
 from octavo.chat_formats.message_writer import MessageWriter
@@ -174,7 +174,7 @@ def python_calls(
     again = grammar.rule(
         either(f"{grammar.text(f', {tool.name}(')} {rest}" for tool, rest in calls)
     )
-    return f'{first} {again}* "]"' if parallel else f'{first} "]"'
+    return f'{first} {more_calls(again, are_allowed=parallel)} "]"'
 
 
 def python_call(grammar: Grammar, tools: Sequence[Tool]) -> str:
