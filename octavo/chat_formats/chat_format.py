@@ -134,6 +134,7 @@ class ChatFormat:
         begins_in_thought: bool = False,
         is_constrained: bool = False,
         content_is_json: bool = False,
+        content_is_whole: bool = False,
     ) -> OutputParser:
         """Make the parser of one answer.
 
@@ -144,11 +145,16 @@ class ChatFormat:
                 come; else they are kept until a call is whole, for if it is malformed, its text is
                 content.
             content_is_json: whether content can only be JSON: its strings may have tags in them.
+            content_is_whole: whether all that is neither a thought nor the header of the content is
+                content, as it is where a grammar says what that may be; without tools.
         """
         known = {tool.name: tool for tool in tools_of(tools)}
         stream = TextStream()
         message = MessageWriter(stream, self.new_id, holds_calls=not is_constrained)
-        reading = self._read(stream, message, known, begins_in_thought, content_is_json)
+        if content_is_whole and not content_is_json and not known:
+            reading = self._read_whole(stream, message, begins_in_thought)
+        else:
+            reading = self._read(stream, message, known, begins_in_thought, content_is_json)
         return OutputParser(stream, message, reading)
 
     def read_call(
@@ -213,6 +219,27 @@ class ChatFormat:
                 return
             if stream.position - len(tag) < plain_until:
                 tag = ""
+
+    def _read_whole(
+        self, stream: TextStream, message: MessageWriter, begins_in_thought: bool
+    ) -> Reading[None]:
+        """Read what `before_body` is the grammar of, and content to the end."""
+        begin = self.thoughts.begin if self.thoughts is not None else ""
+        is_inside = begins_in_thought
+        if begin and not is_inside:
+            yield from stream.skip_space(message.content)
+            is_inside = yield from stream.starts_with(begin)
+        while is_inside:
+            yield from self._read_thought(stream, message)
+            yield from stream.skip_space(message.content)
+            # A second one, where only a header makes content of what is like a thought.
+            is_inside = bool(self.before_content) and (yield from stream.starts_with(begin))
+        if self.before_content and not (yield from stream.starts_with(self.before_content)):
+            return  # it was cut off
+        tag = yield from stream.up_to(self._control_tags, message.content)
+        while (yield from stream.peek()):  # else it is the token that ended the answer
+            message.content(tag)
+            tag = yield from stream.up_to(self._control_tags, message.content)
 
     def _read_json(self, stream: TextStream, message: MessageWriter) -> Reading[None]:
         """Read content up to the end of the text."""
@@ -308,10 +335,10 @@ class ChatFormat:
         is_lenient = choice.mode != "required" and not any(tool.is_strict for tool in among)
         grammar = Grammar(self.template.special_tokens, is_lenient=is_lenient)
         parts = []
-        if begins_in_thought:
-            parts.append(self._rest_of_thought(grammar))
         if choice.mode == "required" or content is not None:
-            parts.append(grammar.gap() if begins_in_thought else self._own_thought(grammar))
+            parts.append(self._thoughts_before(grammar, begins_in_thought=begins_in_thought))
+        elif begins_in_thought:
+            parts.append(self._rest_of_thought(grammar))
         if choice.mode == "required":
             parts.append(self._calls(grammar, among, parallel))
         elif content is not None:
@@ -321,6 +348,13 @@ class ChatFormat:
         else:
             parts.append(self._content(grammar, among, parallel, known))
         return StructuredOutputs(grammar=grammar.source(" ".join(filter(None, parts))))
+
+    def before_body(self, *, begins_in_thought: bool) -> str:
+        """Return the grammar of all that comes before content that is constrained, in an answer
+        without tools: thoughts, and the header of the content. It may be empty."""
+        grammar = Grammar(self.template.special_tokens)
+        thoughts = self._thoughts_before(grammar, begins_in_thought=begins_in_thought)
+        return grammar.source(f"{thoughts} {grammar.text(self.before_content)}".strip() or '""')
 
     def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
         """Return the grammar of what follows the opener, with all that closes it: a call of one of
@@ -351,6 +385,12 @@ class ChatFormat:
         call = grammar.rule(f"{grammar.text(self.openers[0])} {call}")
         again = f"{grammar.gap()} {call}"
         return f"{call} {more_calls(again, are_allowed=parallel and self.repeats)}"
+
+    def _thoughts_before(self, grammar: Grammar, *, begins_in_thought: bool) -> str:
+        """Return the grammar of the thoughts before what is constrained."""
+        if begins_in_thought:
+            return f"{self._rest_of_thought(grammar)} {grammar.gap()}"
+        return self._own_thought(grammar)
 
     def _own_thought(self, grammar: Grammar) -> str:
         """Return the grammar of a thought with which a model may begin."""

@@ -214,6 +214,10 @@ class Harmony(ChatFormat):
 
         return grammar.rule(either(map(call, tools)))
 
+    def _thoughts_before(self, grammar: Grammar, *, begins_in_thought: bool) -> str:
+        more = self._own_thought(grammar)
+        return f"{self._rest_of_thought(grammar)} {more}" if begins_in_thought else more
+
     def _own_thought(self, grammar: Grammar) -> str:
         return f"({grammar.text(_ANALYSIS)} {self._rest_of_thought(grammar)})*"
 

@@ -137,7 +137,10 @@ class KnownTemplate:
         if self.format.thoughts is not None:
             texts = self.format.thought_texts(begins_inside=is_inside)
             thoughts = ThoughtTokens.of(texts, partial(_bytes_of, self._tokenizer))
-        reader = AnswerReader(self.format, asked, is_inside, thoughts)
+        is_continued = bool(options.get("continue_final_message")) and not is_inside
+        reader = AnswerReader(
+            self.format, asked, is_inside, thoughts, continues_content=is_continued
+        )
         return RenderedChat(prompt.text, prompt.token_ids, reader)
 
     @property

@@ -421,8 +421,8 @@ def test_constraints_of_the_content_begin_after_thoughts():
         return params.structured_outputs
 
     inside = asked(AnswerReader(hermes, AskedTools(), True, thoughts))
-    assert (inside.begins_with, inside.begins_after) == (None, "</think>")
+    assert inside.preamble == hermes.before_body(begins_in_thought=True)
     maybe = asked(AnswerReader(hermes, AskedTools(), False, thoughts))
-    assert (maybe.begins_with, maybe.begins_after) == ("<think>", "</think>")
+    assert maybe.preamble == hermes.before_body(begins_in_thought=False)
     both = asked(AnswerReader(hermes, AskedTools.of(TOOLS), False, thoughts))
     assert "<tool_call>" in both.grammar and "%json" in both.grammar
