@@ -28,6 +28,7 @@ class MessageWriter:
         self.warnings: list[str] = []
         self.malformed: list[str] = []  # reasons why calls were none
         self.is_reasoning = False
+        self.has_open_call = False  # a call was begun for the reader, and is not whole
         self._new_id = new_id
         self._holds_calls = holds_calls
         self._delta = MessageDelta()
@@ -132,6 +133,7 @@ class MessageWriter:
         if had_tag or self._call is not None:
             self.warnings.append(f"a tool call is malformed: {error}")
             self.malformed.append(error.reason)
+        self.has_open_call = self._call is not None and not self._holds_calls
         self._call, self._arguments = None, []
 
     def _announce(self, call: ToolCallDelta) -> None:

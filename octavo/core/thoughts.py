@@ -99,10 +99,14 @@ class ThoughtCount:
     def num_tokens(self) -> int:
         return self._place.num_inside
 
-    def add(self, token_ids: Iterable[int]) -> None:
-        """Follow further tokens."""
+    def add(self, token_ids: Iterable[int]) -> list[bool]:
+        """Follow further tokens. Returns for each whether it belongs to a thought, or completes one
+        of its tags."""
+        are_thoughts = []
         for token_id in token_ids:
-            self._place = self._place.after(token_id, self._thoughts)
+            before, self._place = self._place, self._place.after(token_id, self._thoughts)
+            are_thoughts.append(before.is_inside or self._place.is_inside)
+        return are_thoughts
 
 
 class ThoughtBudget:

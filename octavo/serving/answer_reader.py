@@ -62,7 +62,7 @@ def _is_free(tool: Any) -> bool:
 class PlainParser:
     """Reads answers in which there is nothing but content, as `OutputParser` reads others."""
 
-    is_reasoning = False
+    is_reasoning = has_open_call = False
 
     def __init__(self) -> None:
         self.warnings: list[str] = []

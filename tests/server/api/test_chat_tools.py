@@ -10,6 +10,7 @@ import httpx
 import pytest
 from format_cases import CASES, TOOLS, WEATHER
 
+from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.core.thoughts import ThoughtTokens
@@ -37,6 +38,7 @@ class Writer:
     state, num_restarts = EngineState.READY, 0
 
     def __init__(self, *texts, size=None, reason="stop"):
+        """Its tokens are bytes, whose log-probabilities tell them."""
         self.texts, self.size, self.reason = texts, size, reason
         self.facts = EngineFacts(4096, 64, 260, 1024, 16, (256,))
         self.requests = []
@@ -59,7 +61,10 @@ class Writer:
             for at in range(0, len(text), size):
                 await asyncio.sleep(0)
                 ids = list(text[at : at + size].encode())
-                generation.push([Delta(index, text[at : at + size], ids)])
+                logprobs = []
+                if generation.request.params.logprobs is not None:
+                    logprobs = [TokenLogprobs(token, -float(token), 1, ()) for token in ids]
+                generation.push([Delta(index, text[at : at + size], ids, logprobs)])
             generation.push([Delta(index, finish_reason=self.reason)])
 
 
@@ -250,6 +255,104 @@ def test_a_long_answer_is_parsed_beside_the_event_loop(api, monkeypatch):
         assert choice["message"]["content"] == text
     long = threads - {threading.main_thread().name}
     assert long, threads
+
+
+def logprob_text(answer, stream):
+    choices = [choice for chunk in (answer if stream else [answer]) for choice in chunk["choices"]]
+    found = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    return bytes(int(-entry["logprob"]) for each in found for entry in each["content"]).decode()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_are_those_of_all_tokens_in_their_order(api, stream):
+    call = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+    text = f"<think>Hm.</think>Yes.{call}"
+    server = api(Writer(text, size=3), CASES["hermes"].format())
+    asked = {"tools": TOOLS, "logprobs": True, "stream": stream, "joins": False}
+    assert logprob_text(server.post(**asked), stream) == text
+    # The first characters of the tag might have been text.
+    hidden = logprob_text(server.post(**asked, include_reasoning=False), stream)
+    assert hidden == f"<thinkYes.{call}"
+    refused = {"tools": TOOLS, "top_logprobs": 2}
+    assert server.post(400, **refused)["param"] == "top_logprobs"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_answers_have_calls_of_their_own(api, stream):
+    texts = [
+        f'<tool_call>\n{{"name": "get_weather", "arguments": {{"city": "{city}"}}}}\n</tool_call>'
+        for city in ("Paris", "Rome")
+    ]
+    server = api(Writer(*texts, "Neither.", size=4), CASES["hermes"].format())
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    answer = server.post(n=3, tools=TOOLS, **options)
+    found = [parts(choice)[2] for choice in answer["choices"]]
+    assert found == [[("get_weather", f'{{"city": "{city}"}}')] for city in ("Paris", "Rome")] + [
+        []
+    ]
+    reasons = [choice["finish_reason"] for choice in answer["choices"]]
+    assert reasons == ["tool_calls", "tool_calls", "stop"]
+    assert len({c["message"]["tool_calls"][0]["id"] for c in answer["choices"][:2]}) == 2
+    assert answer["usage"]["completion_tokens"] == sum(map(len, (*texts, "Neither.")))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_within_a_call_leaves_no_call_to_be_made(api, stream):
+    """Stop strings are looked for in all that is written; the call is cut off, and says so."""
+    whole = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>\n'
+    cut = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "'
+    for before in ("", whole):
+        server = api(Writer(before + cut, size=5), CASES["hermes"].format())
+        (choice,) = server.post(tools=TOOLS, stop=["Par"], stream=stream)["choices"]
+        assert choice["finish_reason"] == "stop" and "malformed" in choice["warnings"][0]
+        assert parts(choice)[2][-1] == ("get_weather", '{"city": "')
+    server = api(Writer("Hm", size=1), CASES["hermes"].format(), inside=True)
+    (choice,) = server.post(stop=["."], stream=stream)["choices"]
+    assert parts(choice) == ("Hm", None, []) and choice["finish_reason"] == "stop"
+
+
+def test_fields_that_cannot_be_had_are_refused_by_name(api):
+    for body in ({"echo": True}, {"functions": []}, {"prediction": {}}):
+        (name,) = body
+        if body[name]:
+            assert api(Writer("x"), QWEN3).post(400, **body)["param"] == name
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+    api(Writer("x"), QWEN3).post(400, **both)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_special_tokens_are_read_whatever_the_client_says(api, stream):
+    text = "[THINK]Hm.[/THINK]Yes.[TOOL_CALLS]clock[ARGS]{}"
+    for skips in (True, False):
+        server = api(Writer(text, size=3), CASES["mistral-args"].format())
+        asked = {"tools": TOOLS, "skip_special_tokens": skips, "stream": stream}
+        (choice,) = server.post(**asked)["choices"]
+        assert parts(choice) == ("Hm.", "Yes.", [("clock", "{}")])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_message_is_continued_within_its_thought_or_its_content(api, stream):
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{# <think> </think> #}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    for begun, found in (
+        ("<think>I wonder", (" whether.", "Yes.", [])),
+        ("So", (None, " whether.</think>Yes.".replace("</think>", ""), [])),
+    ):
+        server = api(Writer(" whether.</think>Yes.", size=3), template)
+        messages = [*USER, {"role": "assistant", "content": begun}]
+        asked = {"continue_final_message": True, "stream": stream, "messages": messages}
+        (choice,) = server.post(**asked)["choices"]
+        reasoning, content, calls = parts(choice)
+        assert ((reasoning or "").strip() or None, content, calls) == (
+            found[0] and found[0].strip(),
+            found[1],
+            found[2],
+        )
+    server.post(**asked, response_format={"type": "json_object"})
+    constraint = server.engine.requests[-1].params.structured_outputs
+    assert constraint.preamble is None  # what is continued has neither a thought nor a header
 
 
 def test_what_has_no_parts_is_content_as_it_is(api):
