@@ -130,7 +130,7 @@ def begin_call(
     if name not in tools:
         if is_known or not name:
             raise MalformedCall(f"no tool has the name {name!r:.80}", "unknown_tool")
-        message.warnings.append(f"no tool has the name {name!r:.80}")
+        message.warn(f"no tool has the name {name!r:.80}")
     message.begin_call(name, call_id)
 
 

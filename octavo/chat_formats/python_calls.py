@@ -12,6 +12,7 @@ from octavo.chat_formats.message_writer import MessageWriter
 from octavo.chat_formats.tagged_values import json_inside
 from octavo.chat_formats.text_stream import MalformedCall, Put, Reading, TextStream, load_json
 from octavo.chat_formats.tools import Tool
+from octavo.text.unicode import clean_text
 
 _MAX_DEPTH = 32
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]+")
@@ -139,7 +140,7 @@ def _read_escape(stream: TextStream) -> Reading[str]:
     if kind == "U":
         if code > 0x10FFFF:
             raise MalformedCall("an escape of a string is wrong")
-        return json_inside(chr(code))
+        return json_inside(clean_text(chr(code)))
     return f"\\u{code:04x}"
 
 

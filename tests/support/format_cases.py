@@ -128,6 +128,22 @@ CASES = {
                 [("clock", "{}"), ("clock", "{}")],
             ),
             "```python\nprint({})\n```": (None, "```python\nprint({})\n```", []),
+            '{{"name": "get_weather", "arguments": {"city": "Paris"}}}\n': (
+                None,
+                None,
+                [("get_weather", PARIS)],
+            ),
+            '```json\n{{"name": "clock", "arguments": {}}}\n```': (None, None, [("clock", "{}")]),
+            '<tool_call>\n{{"name": "clock", "arguments": {}}}\n</tool_call>': (
+                None,
+                None,
+                [("clock", "{}")],
+            ),
+            '{{"name": "Ada", "arguments": {}}}': (
+                None,
+                '{{"name": "Ada", "arguments": {}}}',
+                [],
+            ),
         },
     ),
     "qwen3-coder": Case(
