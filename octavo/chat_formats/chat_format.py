@@ -17,7 +17,9 @@ from octavo.chat_formats.text_stream import MalformedCall, Reading, Tags, TextSt
 from octavo.chat_formats.thoughts import ThoughtTags, ends_in_thought, thought_tags
 from octavo.chat_formats.tools import Tool, ToolChoice, tools_of
 from octavo.core.structured_outputs import StructuredOutputs
-from octavo.core.thoughts import ThoughtTexts
+from octavo.core.thought_texts import ThoughtTexts
+
+_RESPONSE = ("<response>", "</response>")  # of Granite 3 and ERNIE
 
 
 class Template(NamedTuple):
@@ -49,8 +51,6 @@ class ChatFormat:
       which they begin; `read_bare_call`, `bare_call` and `like_a_bare_call`; and ``uses_opener``,
       which is False if calls that are required are written so.
 
-    ``before_content`` is what the model writes before content, if that is a header and no text.
-
     Methods that read raise `MalformedCall` where the text is no call: it then is content.
 
     Attributes:
@@ -64,7 +64,6 @@ class ChatFormat:
     bare_beginnings: ClassVar[str] = ""
     uses_opener: ClassVar[bool] = True
     repeats: ClassVar[bool] = True
-    before_content: ClassVar[str] = ""
 
     def __init__(self, template: Template):
         self.template = template
@@ -86,9 +85,14 @@ class ChatFormat:
         )
 
     @property
+    def before_content(self) -> str:
+        """The header that the model writes before content; empty if it writes none."""
+        return ""
+
+    @property
     def marks_of_answers(self) -> tuple[str, ...]:
         """The tags around content that follows a thought. They say nothing, and are dropped."""
-        return ()
+        return _RESPONSE if self.template.has(*_RESPONSE) else ()
 
     @property
     def ends_of_thought(self) -> tuple[str, ...]:

@@ -52,11 +52,14 @@ class Harmony(ChatFormat):
     name = "harmony"
     openers = (_START, _CHANNEL)
     closers = (_CONSTRAIN, _MESSAGE, _END, _CALL, _RETURN)
-    before_content = _FINAL
 
     @classmethod
     def fits(cls, template: Template) -> bool:
         return template.has(_CHANNEL, _MESSAGE)
+
+    @property
+    def before_content(self) -> str:
+        return _FINAL
 
     def thought_tags(self) -> ThoughtTags:
         return ThoughtTags(_ANALYSIS, _NEXT)

@@ -12,7 +12,7 @@ from typing import Any
 from octavo.base.errors import InvalidRequestError
 from octavo.base.plain_numbers import plain, plain_list
 from octavo.core.structured_outputs import StructuredOutputs
-from octavo.core.thoughts import ThoughtTexts
+from octavo.core.thought_texts import ThoughtTexts
 
 # None of these bounds limits quality; each limits the work of one request.
 MAX_N = 128

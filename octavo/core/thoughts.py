@@ -6,34 +6,10 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from octavo.core.thought_texts import ThoughtTexts
 from octavo.core.token_mask import Bits
-
-
-@dataclass(frozen=True, slots=True)
-class ThoughtTexts:
-    """The texts around the thoughts of one answer, in which a budget is kept.
-
-    Args:
-        begin: the text with which a thought begins.
-        ends: texts with which it ends: its own tag, and the openers of tool calls that no thought
-            speaks of.
-        closing: what closes it when the budget is spent; one of the ends is in it.
-        begins_inside: whether the answer begins within a thought.
-    """
-
-    begin: str
-    ends: tuple[str, ...]
-    closing: str
-    begins_inside: bool = False
-
-    @classmethod
-    def of(cls, values: Any) -> ThoughtTexts:
-        """Return the object of a mapping with the same fields; an object is returned as it is."""
-        if isinstance(values, cls):
-            return values
-        return cls(**{**values, "ends": tuple(values["ends"])})
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from octavo.base.errors import ChatTemplateError, InvalidRequestError
 from octavo.chat_formats.chat_format import ChatFormat
 from octavo.chat_formats.registry import format_of
-from octavo.core.thoughts import ThoughtBudget, ThoughtTexts, ThoughtTokens
+from octavo.core.thought_texts import ThoughtTexts
+from octavo.core.thoughts import ThoughtBudget, ThoughtTokens
 from octavo.serving.answer_reader import AnswerReader, AskedTools
 
 if TYPE_CHECKING:

@@ -62,7 +62,7 @@ from octavo.core.sampling_params import SamplingParams, SpeculativeParams
 from octavo.core.sink_window import SinkWindowRules
 from octavo.core.stats import StepStats
 from octavo.core.structured_outputs import StructuredOutputs
-from octavo.core.thoughts import ThoughtTexts
+from octavo.core.thought_texts import ThoughtTexts
 from octavo.server.engine.generation import EngineFacts, GenerationStats
 from octavo.serving.outputs import Delta
 

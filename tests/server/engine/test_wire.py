@@ -19,7 +19,7 @@ from octavo.base.errors import (
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.stats import StepStats
-from octavo.core.thoughts import ThoughtTexts
+from octavo.core.thought_texts import ThoughtTexts
 from octavo.server.engine import (
     client,
     front,
