@@ -85,7 +85,7 @@ class Grammar:
         schema = closed(without_annotations(schema))
         if self.is_lenient if is_lenient is None else is_lenient:
             options, schema = {**options, **_LENIENT}, without_backtracking(schema)
-        schema = {"x-guidance": options, **schema}
+        schema = {**schema, "x-guidance": options}
         return self.rule(f"%json {json.dumps(schema, ensure_ascii=False)}")
 
     def free(self, without: Set[str] = frozenset(), not_like: str = "") -> str:
