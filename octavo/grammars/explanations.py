@@ -21,7 +21,7 @@ _UNSATISFIABLE = "Unsatisfiable schema"
 _REASONS = (
     ("unsatisfiable", r"unsatisfiable|regex is empty|^NoExtension|^$"),
     ("too_complex", r"too |limit|unable to determine|ParserTooComplex|LexerTooComplex|nest"),
-    ("unsupported", r"unimplemented|unknown format|supported|not disjoint"),
+    ("unsupported", r"unimplemented|failed to generate|unknown format|supported|not disjoint"),
 )
 # "    (a", "    ^", "error: unclosed group"
 _IN_REGEX = re.compile(

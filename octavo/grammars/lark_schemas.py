@@ -23,8 +23,8 @@ _PART = re.compile(
 def with_rewritten_schemas(grammar: str) -> str:
     """Return a grammar with schemas as llguidance takes them.
 
-    Options of llguidance come with a schema as ``x-guidance``. With ``lenient`` among them,
-    keywords that are not supported are left out.
+    Options of llguidance come with a schema as ``x-guidance``, and whose it is as ``$comment``.
+    With ``lenient`` among the options, keywords that are not supported are left out.
 
     Raises:
         ConstraintError: a schema is none, or has a keyword that is not supported.
@@ -44,6 +44,10 @@ def _rewritten(schema: Any) -> dict[str, Any]:
     options = schema.pop("x-guidance", {}) if isinstance(schema, dict) else {}
     if not isinstance(options, dict):
         raise ConstraintError(f"has at #/x-guidance no options: {options!r:.60}")
-    parsed = rewritten_schema(schema, is_lenient=options.get("lenient") is True)
+    try:
+        parsed = rewritten_schema(schema, is_lenient=options.get("lenient") is True)
+    except ConstraintError as error:
+        owner = schema.get("$comment") if isinstance(schema, dict) else None
+        raise ConstraintError(f"{owner or '%json'}: {error}", None, error.reason) from None
     escapes = json_options(is_bounded=False)
     return {"x-guidance": {**escapes, **options}, **parsed.schema}

@@ -22,6 +22,16 @@ LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 MAPS = ("properties", "patternProperties", "dependentSchemas", "dependencies")
 DEFINITIONS = ("$defs", "definitions")
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_COMBINATIONS = frozenset(
+    ("allOf", "oneOf", "not", "if", "contains", "uniqueItems", "dependentRequired",
+     "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems",
+     "patternProperties")
+)  # fmt: skip
+_ALTERNATIVES = frozenset(("anyOf", *REFERENCES))  # combinations beside other keywords
+_ANNOTATIONS = frozenset(
+    ("title", "description", "default", "examples", "$comment", "deprecated", "readOnly",
+     "writeOnly", "$schema", "$id", "$anchor", "$defs", "definitions")
+)  # fmt: skip
 # Drafts in which a schema with a reference is that reference and nothing else.
 _LONE_REFERENCES = ("draft-03", "draft-04", "draft-06", "draft-07")
 
@@ -46,6 +56,7 @@ class SchemaDocument:
         draft = str(root.get("$schema", ""))
         self.has_lone_references = any(each in draft for each in _LONE_REFERENCES)
         self._places: dict[int, str] = {}  # of parts, by their id
+        self.has_combinations = False  # whether several schemas may hold for one value
         self._named: dict[str, Any] = {}  # parts by the URIs that their names make
         self._index(root, "#", "")
 
@@ -103,6 +114,10 @@ class SchemaDocument:
                 if isinstance(part.get(key), str):
                     part[key] = _joined(base, part[key])
             self._places[id(part)] = place
+            beside = part.keys() - _ANNOTATIONS
+            self.has_combinations |= bool(beside & _COMBINATIONS) or (
+                bool(beside & _ALTERNATIVES) and len(beside) > 1
+            )
             below = [*parts_of(part, place)]
             for key in DEFINITIONS:
                 below += _parts_by_name(part, key, place)

@@ -16,6 +16,14 @@ from octavo.base.errors import ConstraintError
 from octavo.grammars.json_patterns import is_writable, writable
 from octavo.grammars.schema_document import REFERENCES, Schema, SchemaDocument, pointed
 from octavo.grammars.schema_formats import schemas_of_format
+from octavo.grammars.schema_numbers import (
+    has_64_bits,
+    has_large_integers,
+    is_double,
+    numbers_in,
+    round_limits,
+    settled,
+)
 from octavo.grammars.schema_opposites import (
     NEVER,
     NUM_FIRST_ITEMS,
@@ -118,10 +126,13 @@ class SchemaRewriter:
         if (expanded := self._without_unevaluated(schema, place)) is not None:
             return expanded
         made = {key: schema[key] for key in _KEPT if key in schema}
-        if "enum" in made:
-            made["enum"] = [value for value in made["enum"] if is_writable(value)]
-        if not is_writable(made.get("const")) or made.get("enum") == []:
-            return NEVER
+        if (values := settled(made)) is not None:
+            made = {"enum": [value for value in values if self._is_kept(value, place)]}
+            if not made["enum"]:
+                return NEVER
+        round_limits(made)
+        if has_large_integers(made, types_of(schema, self._resolve)):
+            raise unsupported("minimum", place, "integers have 64 bits at most")
         more: list[Any] = []
         for add in (self._add_reference, self._add_texts, self._add_names, self._add_objects,
                     self._add_lists, self._add_combinations, self._add_dependent,
@@ -136,6 +147,16 @@ class SchemaRewriter:
             made["allOf"] = more
         self._check_names(made, place)
         return made
+
+    def _is_kept(self, value: Any, place: str) -> bool:
+        """Return whether a value can be written, and stays the same where schemas are joined."""
+        numbers = list(numbers_in(value))
+        if not all(map(is_double, numbers)):
+            self._refuse("enum", place, f"{value!r:.60} has an integer that is no double")
+            return False
+        return is_writable(value) and (
+            all(map(has_64_bits, numbers)) or not self._document.has_combinations
+        )
 
     def _attempt(self, key: str, place: str, make: Callable[[], T]) -> T | None:
         """Return what is made in place of a keyword; None if it is left out."""

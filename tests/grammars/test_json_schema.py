@@ -134,6 +134,25 @@ def test_what_can_be_said_in_other_words_is(schema, whole, other):
     assert not accepts(mask(json=schema), other)
 
 
+def test_large_integers_are_not_rounded():
+    assert "no double" in str(refusal({"type": "integer", "const": 9007199254740993}))
+    assert "64 bits" in str(refusal({"type": "integer", "minimum": 10**20}))
+    followed = {"type": "integer", "minimum": 9007199254740993}
+    assert not accepts(mask(json=followed), "9007199254740992")
+    assert accepts(mask(json=followed), "9007199254740994")
+    # As an integer it would be the largest of 64 bits.
+    either = {"anyOf": [{"allOf": [{"type": "integer"}, {"const": 1e20}]}, {"type": "null"}]}
+    assert not accepts(mask(json=either), str(2**63 - 1))
+
+
+def test_values_of_an_enum_are_those_that_the_other_keywords_allow():
+    schema = {"enum": [1, 2.5, "a", "ab", [], [1]], "type": ["integer", "string", "array"],
+              "minimum": 2, "maxLength": 1, "minItems": 1}  # fmt: skip
+    assert accepts(mask(json=schema), '"a"') and accepts(mask(json=schema), "[1]")
+    for text in ("1", "2.5", '"ab"', "[]"):
+        assert not accepts(mask(json=schema), text)
+
+
 def test_a_name_is_not_spelled_in_codes_of_characters():
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     assert accepts(mask(json=schema), '{"a":1,"b\\n":"x"}')
