@@ -25,6 +25,7 @@ REJECTIONS = (
     "rate_tokens",
     "concurrency",
     "work_of_key",
+    "constraints",
     "predicted_ttft",
     "draining",
     "unavailable",
