@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Protocol
 
+from octavo.core.batch import CONSTRAINT_PROBLEM
 from octavo.core.stats import ConstraintStats
 from octavo.core.token_mask import Bits
 from octavo.grammars.number_runs import NumberRuns
@@ -98,9 +99,11 @@ class GrammarMask:
             error = _TOO_SLOW
         if error and not error.startswith("NoExtension"):
             reason = error.partition("\n")[0]
-            return f"structured_outputs: the grammar is too complex for this answer: {reason}"
+            return f"{CONSTRAINT_PROBLEM}the grammar is too complex for this answer: {reason}"
         if error or (self._bits is not None and not any(self._bits)):
-            return "structured_outputs: what must come here cannot be written in the model's tokens"
+            return (
+                f"{CONSTRAINT_PROBLEM}what must come here cannot be written in the model's tokens"
+            )
         return None
 
     def bitmask(self) -> Bits | None:
