@@ -24,8 +24,8 @@ K = TypeVar("K", bound=Sized)
 
 
 class KnownGrammars(Generic[K]):
-    """What is known of constraints, by their content; the least recently used is forgotten. Any
-    threads may share it.
+    """A cache by the content of constraints; the least recently used is forgotten. Any threads may
+    share it.
 
     Args:
         max_bytes: of all together. The last one is kept, whatever it takes.

@@ -1,4 +1,4 @@
-"""What is done with a constraint in its trial, and the bounds of the process that does it."""
+"""The trial of one constraint in this process, and the bounds of such a process."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class _Line:
         self.waiting.setdefault(trial.tenant, deque()).append(trial)
 
     def next(self) -> Trial | None:
-        """Take out the trial whose turn it is."""
+        """Take out the first trial of the tenant that comes next."""
         if not self.waiting:
             return None
         tenant, own = self.waiting.popitem(last=False)

@@ -51,7 +51,7 @@ class _Lane:
 class MaskPreparation:
     """Makes the masks of requests, each as soon as what it needs allows:
 
-    - those of constraints that are compiled already wait for nobody;
+    - those of constraints that are compiled already do not wait;
     - others are tried first, which happens in another process, and in its order;
     - what was tried is compiled in one of two lanes, so that what is quickly compiled does not wait
       for what is not.
