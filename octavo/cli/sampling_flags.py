@@ -40,6 +40,19 @@ FLAGS = (
     Flag("top-k", int, "K", "sample from the K most likely tokens; 0 is off"),
     Flag("min-p", float, "P", "drop tokens below P times the most likely one's probability"),
     Flag("typical-p", float, "P", "locally typical sampling; 1 is off"),
+    Flag("top-n-sigma", float, "X", "drop logits X standard deviations below the top; 0 is off"),
+    Flag(
+        "xtc-probability", float, "P", "chance to drop all top choices but the last; 0 is off"
+    ),
+    Flag("xtc-threshold", float, "P", "the probability from which a token is a top choice"),
+    Flag("dry-multiplier", float, "X", "lower tokens that would repeat a sequence; 0 is off"),
+    Flag("dry-base", float, "X", "the growth of that with each token of the sequence"),
+    Flag("dry-allowed-length", int, "N", "sequences of fewer tokens may be repeated"),
+    Flag("dry-penalty-last-n", int, "N", "look at the last N tokens; -1 is all"),
+    Flag(
+        *("dry-sequence-breaker", str, "TEXT", "no sequence reaches across it (may be repeated)"),
+        *("dry_sequence_breakers", True),
+    ),
     Flag("seed", int, "S", "the same seed gives the same tokens (on a GPU: --batch-invariant)"),
     Flag("n", int, "N", "answers to each prompt"),
     Flag("best-of", int, "N", "generate N answers, return the n most likely"),
