@@ -41,9 +41,7 @@ FLAGS = (
     Flag("min-p", float, "P", "drop tokens below P times the most likely one's probability"),
     Flag("typical-p", float, "P", "locally typical sampling; 1 is off"),
     Flag("top-n-sigma", float, "X", "drop logits X standard deviations below the top; 0 is off"),
-    Flag(
-        "xtc-probability", float, "P", "chance to drop all top choices but the last; 0 is off"
-    ),
+    Flag("xtc-probability", float, "P", "chance to drop all top choices but the last; 0 is off"),
     Flag("xtc-threshold", float, "P", "the probability from which a token is a top choice"),
     Flag("dry-multiplier", float, "X", "lower tokens that would repeat a sequence; 0 is off"),
     Flag("dry-base", float, "X", "the growth of that with each token of the sequence"),

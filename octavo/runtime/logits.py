@@ -174,7 +174,8 @@ def apply_top_p(ranked: Tensor, top_p: Tensor, row_weight: Tensor | None = None)
 
 def exclude_top_choices(weights: Tensor, threshold: Tensor) -> Tensor:
     """Return the weights (int64 [R, K], most likely first) without all but the least likely of the
-    tokens that have at least ``threshold`` (float64 [R]) of the mass; above `MAX_XTC_THRESHOLD`, as they are.
+    tokens that have at least ``threshold`` (float64 [R]) of the mass; above `MAX_XTC_THRESHOLD`, as
+    they are.
 
     XTC, "exclude top choices": p-e-w, text-generation-webui, pull request 6335.
     """

@@ -44,10 +44,10 @@ def cache_salt_of(prompt: Prompt) -> str:
 
 
 class PreparedMask(NamedTuple):
-    """What a request's parameters forbid or break, in tokens.
+    """The tokens that a request's parameters forbid.
 
-    ``mask`` has the tokens that it may generate, at its beginning; None if it may generate any.
-    ``dry_breakers`` end sequences that may not be repeated.
+    ``mask`` is that of its beginning; None if it may generate anything. ``dry_breakers`` end the
+    sequences that may not be repeated.
     """
 
     mask: TokenMask | None
