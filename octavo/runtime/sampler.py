@@ -283,7 +283,7 @@ def _shape(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def _xtc_thresholds(rows: Sequence[SamplingRow]) -> list[float]:
-    """Return the threshold of xtc of each row, 1 for those whose turn it is not."""
+    """Return the threshold of xtc of each row; 1 where chance has it cut nothing."""
     thresholds = [1.0] * len(rows)
     for i, row in enumerate(rows):
         if row.params.xtc_probability > 0:

@@ -8,8 +8,8 @@ A beam's score is its log-probability over its length to the power of ``length_p
 the generated tokens, the one that ends the text included. The rules are those of transformers'
 ``generate(num_beams=…)``, so that both find the same beams; names are vLLM's.
 
-KV is shared: the whole blocks of a beam are in the prefix cache, whoever made them. The tokens of
-its last block, up to ``block_size`` - 1, are computed again in each round.
+KV is shared: the whole blocks of a beam come from the prefix cache. The tokens of its last block,
+up to ``block_size`` - 1, are computed again in each round.
 """
 
 from __future__ import annotations
