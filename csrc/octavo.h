@@ -16,7 +16,7 @@
 
 #include <stdint.h>
 
-#define OCT_ABI_VERSION 18
+#define OCT_ABI_VERSION 19
 
 #if defined(__cplusplus)
 extern "C" {
@@ -393,6 +393,7 @@ typedef struct oct_sample {
   float temperature;
   float repetition_penalty, frequency_penalty, presence_penalty; /* 1, 0, 0: off */
   double top_p, min_p, typical_p;                                /* 1, 0, 1: off */
+  double top_n_sigma, xtc_probability, xtc_threshold;            /* 0, 0: off */
   int32_t top_k;                                                 /* 0: off */
   int32_t num_prompt_ids, num_output_ids;
   uint32_t sample_index;

@@ -3,11 +3,11 @@
 //   logits -- mask, biases, penalties -- maximum ----> greedy: the lowest id that has it
 //                                 .-----------'
 //        distance = (maximum - logit) / temperature        0 is the most likely token
-//                                 |                         +inf what min_p and typical_p cut
+//                                 |          +inf what top_n_sigma, min_p and typical_p cut
 //        weight   = 2^44 exp(-distance), an integer
 //                                 |
-//        neither top_k nor top_p: the token at u * total, counted in the order of ids
-//        else                     the token at u * total, counted in the order of ranks
+//        neither top_k, top_p nor xtc: the token at u * total, counted in the order of ids
+//        else                          the token at u * total, counted in the order of ranks
 //
 // Ranks run from the nearest token to the farthest, of equals the lowest id first. All questions
 // about ranks have one form: *at which token does the running sum exceed a limit?* A sum of ones
@@ -40,12 +40,16 @@ constexpr float kEqual = 1e-30f;  // distances that differ by less are taken for
 constexpr int kBuckets = 1024;  // intervals of distance
 constexpr int kFew = 64;        // so many tokens are sorted
 
+// Uses of random numbers at one position (octavo/runtime/random.py).
+constexpr uint32_t kTokenStream = 0, kXtcStream = 1;
+constexpr double kMaxXtcThreshold = 0.5;  // no two tokens are likelier than this
+
 // ---- Random numbers --------------------------------------------------------------------------
 
 // Philox4x32-10 (Salmon et al. 2011): the top 53 bits of the first two words, over 2^53.
-double uniform(uint64_t seed, uint32_t sample_index, uint64_t position) {
+double uniform(uint64_t seed, uint32_t sample_index, uint64_t position, uint32_t stream) {
   uint32_t c0 = static_cast<uint32_t>(position), c1 = static_cast<uint32_t>(position >> 32);
-  uint32_t c2 = sample_index, c3 = 0;
+  uint32_t c2 = sample_index, c3 = stream;
   uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
   for (int round = 0; round < 10; round++) {
     const uint64_t product0 = uint64_t{c0} * 0xD2511F53u, product1 = uint64_t{c2} * 0xCD9E8D57u;
@@ -127,16 +131,35 @@ struct Tokens {
   int32_t id_of(int i) const { return id ? id[i] : i; }
 };
 
-// Logits to distances, in place; the greatest has 0.
-void to_distances(float* x, int n, float peak, float temperature, double min_p) {
+// How far below the greatest logit top_n_sigma cuts: so many standard deviations of the logits that
+// are not -inf. Distances count in units of 1/4096, up to 512, so that their sums are exact.
+float sigma_limit(const float* x, int n, float peak, double num_sigmas) {
+  constexpr float kUnit = 4096.0f, kMost = 512.0f;
+  int64_t count = 0, sum = 0, squares = 0;
+  for (int i = 0; i < n; i++) {
+    if (x[i] == -kInfinity) continue;
+    const int64_t off = static_cast<int64_t>(std::min(peak - x[i], kMost) * kUnit);
+    count++;
+    sum += off;
+    squares += off * off;
+  }
+  const double mean = static_cast<double>(sum) / static_cast<double>(count);
+  const double variance = static_cast<double>(squares) / static_cast<double>(count) - mean * mean;
+  return static_cast<float>(num_sigmas * (std::sqrt(std::max(variance, 0.0)) / kUnit));
+}
+
+// Logits to distances, in place; the greatest has 0. Those of more than `reach` below it are cut.
+void to_distances(float* x, int n, float peak, float reach, float temperature, double min_p) {
   // A peak of -0.0 would make some distances -0.0, whose bits are not those of the nearest.
   const F32 top = simd::set1(peak + 0.0f), divisor = simd::set1(temperature);
   const F32 inf = simd::set1(kInfinity);
   const float limit = min_p > 0.0 ? -static_cast<float>(std::log(min_p)) : kInfinity;
-  const F32 farthest = simd::set1(limit);
+  const F32 farthest = simd::set1(limit), beyond = simd::set1(reach);
   by_sixteen(x, n, 0.0f, [&](int i, F32 v, int some) {
-    v = simd::div(simd::sub(top, v), divisor);
+    const F32 below = simd::sub(top, v);
+    v = simd::div(below, divisor);
     v = simd::select(simd::less(farthest, v), inf, v);
+    v = simd::select(simd::less(beyond, below), inf, v);
     simd::store_first(x + i, v, some);
   });
 }
@@ -228,17 +251,28 @@ struct Place {
 
   // Beyond all of the tokens, whose weights have this sum.
   static Place end(int64_t total) { return {kInfinity, INT32_MAX, total}; }
+
+  // Whether a token is this one, or of a later, or of an earlier rank.
+  bool is_before(float own, int32_t own_id) const {
+    return distance < own || (distance == own && id <= own_id);
+  }
+  bool is_after(float own, int32_t own_id) const {
+    return own < distance || (own == distance && own_id <= id);
+  }
 };
 
-// A token, and the last one that might have been drawn in its place.
+// A token, and the last one that might have been drawn in its place; and where xtc cuts, the first
+// one, with the sum of the weights before it.
 struct Drawn {
   int32_t id;
   Place last;
+  Place first = {-1.0f, -1, 0};
 };
 
-// The probability of each token of a vocabulary, where one of `tokens` is drawn, down to `last`.
-void write_probabilities(const Tokens& tokens, const Place& last, int vocab, float* out) {
-  const double total = static_cast<double>(last.sum);
+// The probability of each token of a vocabulary, where one of `tokens` is drawn.
+void write_probabilities(const Tokens& tokens, const Drawn& drawn, int vocab, float* out) {
+  const Place &first = drawn.first, &last = drawn.last;
+  const double total = static_cast<double>(last.sum - first.sum);
   std::fill_n(out, vocab, 0.0f);
   by_sixteen(tokens.distance, tokens.count, kInfinity, [&](int i, F32 d, int some) {
     float weight[16];
@@ -246,7 +280,7 @@ void write_probabilities(const Tokens& tokens, const Place& last, int vocab, flo
     for (int j = 0; j < some; j++) {
       const float own = tokens.distance[i + j];
       const int32_t id = tokens.id_of(i + j);
-      if (own < last.distance || (own == last.distance && id <= last.id))
+      if (first.is_before(own, id) && last.is_after(own, id))
         out[id] = static_cast<float>(static_cast<double>(static_cast<int64_t>(weight[j])) / total);
     }
   });
@@ -459,8 +493,35 @@ Tokens first_k(Tokens tokens, int k, List kept, List list) {
       });
 }
 
-// The token at which the running sum of weights exceeds u times the sum of those that top_p leaves.
-Drawn draw_by_rank(const Tokens& tokens, double top_p, double u, List list) {
+// The least likely of the tokens down to `last` that have at least `threshold` of their mass: xtc
+// cuts those before it ("exclude top choices"). Nothing where there are less than two.
+Place least_top_choice(const Tokens& tokens, const Place& last, double threshold) {
+  const double enough = threshold * static_cast<double>(last.sum);
+  Place least = {-1.0f, -1, 0};
+  int64_t sum = 0, own_weight = 0;
+  by_sixteen(tokens.distance, tokens.count, kInfinity, [&](int i, F32 d, int some) {
+    if (!simd::any(simd::less(d, simd::set1(kFarthest)))) return;
+    float weights[16];
+    simd::store(weights, Likelihood::of(d));
+    for (int j = 0; j < some; j++) {
+      const int64_t weight = static_cast<int64_t>(weights[j]);
+      const float own = tokens.distance[i + j];
+      const int32_t id = tokens.id_of(i + j);
+      if (weight == 0 || static_cast<double>(weight) < enough || !last.is_after(own, id)) continue;
+      sum += weight;
+      if (least.is_before(own, id)) {
+        least = {own, id, 0};
+        own_weight = weight;
+      }
+    }
+  });
+  least.sum = sum - own_weight;
+  return least;
+}
+
+// The token at which the running sum of weights exceeds u times the sum of those that top_p leaves,
+// and of these xtc, unless its threshold is above any.
+Drawn draw_by_rank(const Tokens& tokens, double top_p, double xtc_threshold, double u, List list) {
   Histogram h;
   // Tokens of at most (1 - top_p) / 2V of the mass cannot hold, all together, the 1 - top_p that
   // the cut leaves over: so the cut comes before any of them. The mass is 1 or more.
@@ -472,8 +533,11 @@ Drawn draw_by_rank(const Tokens& tokens, double top_p, double u, List list) {
     const double mass = top_p * static_cast<double>(h.total);
     last = find<Likelihood>(tokens, h, last_before(mass), list);
   }
-  const int64_t limit = static_cast<int64_t>(u * static_cast<double>(last.sum));
-  return {find<Likelihood>(tokens, h, limit, list).id, last};
+  Place first = {-1.0f, -1, 0};
+  if (xtc_threshold <= kMaxXtcThreshold) first = least_top_choice(tokens, last, xtc_threshold);
+  const int64_t left = last.sum - first.sum;
+  const int64_t limit = first.sum + static_cast<int64_t>(u * static_cast<double>(left));
+  return {find<Likelihood>(tokens, h, limit, list).id, last, first};
 }
 
 }  // namespace
@@ -509,28 +573,33 @@ int32_t sample_row(float* logits, int32_t vocab, const oct_sample& s, const Work
     return OCT_TOKEN_OK;
   }
 
-  to_distances(logits, vocab, peak, s.temperature, s.min_p);
+  const float reach =
+      s.top_n_sigma > 0.0 ? sigma_limit(logits, vocab, peak, s.top_n_sigma) : kInfinity;
+  to_distances(logits, vocab, peak, reach, s.temperature, s.min_p);
   char* memory = static_cast<char*>(worker.scratch(kScratchSlot, room * 16));
   if (s.typical_p < 1.0) {
     keep_typical(logits, vocab, s.typical_p,
                  {reinterpret_cast<float*>(memory), reinterpret_cast<uint32_t*>(memory + room * 4),
                   reinterpret_cast<int32_t*>(memory + room * 8)});
   }
-  const double u = uniform(s.seed, s.sample_index, s.position);
+  const double u = uniform(s.seed, s.sample_index, s.position, kTokenStream);
+  const bool has_xtc =
+      s.xtc_probability > 0.0 && s.xtc_threshold <= kMaxXtcThreshold &&
+      uniform(s.seed, s.sample_index, s.position, kXtcStream) < s.xtc_probability;
   const bool has_top_k = s.top_k > 0 && s.top_k < vocab;
   Tokens tokens = {logits, nullptr, vocab};
   const auto take = [&](const Drawn& drawn) {
     *token = drawn.id;
-    if (probabilities) write_probabilities(tokens, drawn.last, vocab, probabilities);
+    if (probabilities) write_probabilities(tokens, drawn, vocab, probabilities);
     return OCT_TOKEN_OK;
   };
-  if (!has_top_k && s.top_p >= 1.0) return take(draw_by_id(logits, vocab, u));
+  if (!has_top_k && s.top_p >= 1.0 && !has_xtc) return take(draw_by_id(logits, vocab, u));
   const auto list = [&](size_t number) -> List {
     char* start = memory + number * room * 8;
     return {reinterpret_cast<float*>(start), reinterpret_cast<int32_t*>(start + room * 4)};
   };
   if (has_top_k) tokens = first_k(tokens, s.top_k, list(0), list(1));
-  return take(draw_by_rank(tokens, s.top_p, u, list(1)));
+  return take(draw_by_rank(tokens, s.top_p, has_xtc ? s.xtc_threshold : 1.0, u, list(1)));
 }
 
 }  // namespace octavo

@@ -23,6 +23,15 @@ from octavo.core.structured_outputs import (
     StructuredOutputsParams as StructuredOutputsParams,
 )
 from octavo.llm import LLM as LLM
+from octavo.serving.beam_search import (
+    BeamSearchOutput as BeamSearchOutput,
+)
+from octavo.serving.beam_search import (
+    BeamSearchParams as BeamSearchParams,
+)
+from octavo.serving.beam_search import (
+    BeamSearchSequence as BeamSearchSequence,
+)
 from octavo.serving.outputs import (
     CompletionOutput as CompletionOutput,
 )

@@ -8,11 +8,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from octavo.base.errors import InvalidRequestError, QueueFullError, RequestError
+from octavo.base.errors import (
+    EngineError,
+    InvalidRequestError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestError,
+)
 from octavo.base.plain_numbers import plain, plain_list
 from octavo.core.engine import EngineStep
 from octavo.core.sampling_params import SamplingParams
 from octavo.serving.answer_reader import AnswerReader
+from octavo.serving.beam_search import (
+    BeamSearch,
+    BeamSearchOutput,
+    BeamSearchParams,
+    NextTokens,
+)
 from octavo.serving.call_arguments import (
     ChatSettings,
     Conversation,
@@ -152,6 +164,73 @@ class LLM:
 
         params = _as_params(sampling_params, len(listed), self.default_sampling_params)
         return self._run(tokenize, params, use_tqdm, _as_priorities(priority, len(listed)))
+
+    def beam_search(
+        self,
+        prompts: Prompts,
+        params: BeamSearchParams,
+        *,
+        lora_request: Any = None,
+        use_tqdm: UseTqdm = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Return the ``beam_width`` likeliest continuations of each prompt, best first.
+
+        Args:
+            use_tqdm: show how many prompts are finished.
+            concurrency_limit: prompts that are searched at a time; None is all.
+
+        Raises:
+            RequestError: a prompt cannot be served. InvalidRequestError: a parameter is wrong.
+        """
+        refuse_unsupported(lora_request=lora_request)
+        tokenizer, ends = self.get_tokenizer(), self._text_engine.eos_token_ids
+        encoded = [self._prompt(prompt, parse_special=False) for prompt in _as_prompts(prompts)]
+        for prompt in encoded:
+            self._check_length(len(prompt.token_ids), params.max_tokens)
+        searches = [BeamSearch(prompt.token_ids, params, ends) for prompt in encoded]
+        decode = partial(tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
+        step = max(concurrency_limit or len(searches), 1)
+        bar = open_bar(use_tqdm, len(searches))
+        try:
+            for begin in range(0, len(searches), step):
+                self._search(searches[begin : begin + step], encoded[begin : begin + step], bar)
+        finally:
+            if bar is not None:
+                bar.close()
+        return [search.written(decode) for search in searches]
+
+    def _check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
+        limit = self.config.scheduler.max_model_len
+        if num_prompt_tokens + max_tokens > limit:
+            raise PromptTooLongError(
+                f"{num_prompt_tokens} tokens of the prompt and {max_tokens} of a beam do not fit "
+                f"into the context of {limit}: shorten the prompt or lower max_tokens",
+                num_prompt_tokens,
+                limit,
+            )
+
+    def _search(
+        self, searches: list[BeamSearch], prompts: Sequence[_Prompt], bar: Bar | None
+    ) -> None:
+        """Carry out searches, each round of all of them together."""
+        going_on = list(zip(searches, prompts, strict=True))
+        while going_on:
+            beams = [(beam, prompt) for search, prompt in going_on for beam in search.running]
+            asked = [
+                _Prompt(None, beam.tokens, cache_salt=prompt.cache_salt) for beam, prompt in beams
+            ]
+            params = going_on[0][0].sampling_params
+            outputs = iter(
+                self._run(asked.__getitem__, [params] * len(asked), False, [0] * len(asked))
+            )
+            for search, _ in going_on:
+                answers = [next(outputs) for _ in search.running]
+                search.advance([_next_tokens(output) for output in answers])
+            over = sum(search.is_over for search, _ in going_on)
+            if bar is not None and over:
+                bar.update(over)
+            going_on = [each for each in going_on if not each[0].is_over]
 
     def chat(
         self,
@@ -407,6 +486,14 @@ class LLM:
         except BaseException:
             self._shared_loop.ask(partial(self._forget, request_id))
             raise
+
+
+def _next_tokens(output: RequestOutput) -> NextTokens:
+    """Return the log-probabilities of the tokens that may follow a beam."""
+    if output.error is not None:
+        raise EngineError(output.error)
+    (entries,) = output.outputs[0].logprobs or [{}]
+    return {token_id: entry.logprob for token_id, entry in entries.items()}
 
 
 class _Prompt(NamedTuple):

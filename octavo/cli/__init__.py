@@ -35,6 +35,7 @@ COMMANDS = {
     "generate": Command("generate", "configure", "answer one or more prompts"),
     "chat": Command("chat", "configure", "a conversation in the terminal"),
     "serve": Command("serve", "configure", "an OpenAI-compatible server, and a chat page"),
+    "run-batch": Command("run_batch", "configure", "answer a file of requests"),
     "cluster": Command("cluster", "COMMANDS", "the machines on which a server has its replicas"),
     "bench": Command("bench", "COMMANDS", "measure how fast a model, or a server, is"),
     "simulate": Command("simulate", "configure", "a server and its load, in virtual time"),

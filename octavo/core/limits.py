@@ -55,6 +55,15 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
                 )
 
 
+def check_device(params: SamplingParams, device: str) -> None:
+    """Raise InvalidRequestError if parameters ask for a sampler that GPUs lack."""
+    if not device.startswith("cuda"):
+        return
+    for name in ("top_n_sigma", "xtc_probability"):
+        if getattr(params, name) > 0:
+            raise InvalidRequestError(f"is not supported on GPUs: {device} serves here", name)
+
+
 def context_tokens(max_model_len: int, num_slots: int) -> int:
     """Return the tokens that a request may have: as many as the model takes, and the KV pool
     holds."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from octavo.core.repetition import Repetition
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sink_window import SinkWindow
 from octavo.core.state_types import StateChain
@@ -75,7 +76,11 @@ class Request:
     # prompt is the cause.
     isolated: bool = False
 
-    # Counts of its tokens, for penalties: made when they are first asked for.
+    # Tokens that end a sequence which may not be repeated (core/repetition.py).
+    dry_breakers: Collection[int] = field(default=(), repr=False)
+
+    # What repeats in its tokens, and counts of them, for penalties: made when first asked for.
+    repetition: Repetition | None = field(init=False, default=None, repr=False)
     counts: TokenCounts | None = field(init=False, default=None, repr=False)
     token_ids: list[int] = field(init=False)
     status: RequestStatus = field(init=False, default=RequestStatus.WAITING)
@@ -151,6 +156,17 @@ class Request:
         if counts.num_tokens < self.num_output_tokens:
             counts.advance(self.output_since(counts.num_tokens))
         return SeenTokens(counts, {})
+
+    def dry_penalties(self, later: Sequence[int] = ()) -> Mapping[int, float]:
+        """Return what tokens cost that would repeat a sequence, after ``later`` ones too."""
+        if not self.params.has_dry:
+            return {}
+        found = self.repetition
+        if found is None or found.num_tokens > len(self.token_ids):
+            found = self.repetition = Repetition(self.params, self.dry_breakers)
+        if found.num_tokens < len(self.token_ids):
+            found.advance(self.token_ids[found.num_tokens :])
+        return found.penalties(later)
 
     @property
     def is_masked(self) -> bool:

@@ -19,6 +19,7 @@ MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_BAD_WORDS = 128
+MAX_BREAKERS = 16
 MAX_BAD_WORDS_CHARS = 4096  # of all together
 MAX_LOGIT_BIAS = 1024
 MAX_SEED = 2**64
@@ -90,6 +91,14 @@ class SamplingParams:
         repetition_penalty: > 0, over prompt and generated tokens; 1 is off.
         temperature: 0 is greedy.
         top_p, min_p, typical_p: 1, 0 and 1 are off. top_k: 0 or -1 is off.
+        top_n_sigma: cut logits of more than so many standard deviations below the greatest; 0 and
+            -1 are off.
+        xtc_probability, xtc_threshold: with this probability, cut all but the least likely of the
+            tokens that have at least ``xtc_threshold`` of the mass that other cuts leave; 0 is off,
+            and so is a threshold above 0.5.
+        dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers:
+            make tokens less likely that would repeat a sequence (``core/repetition.py``); a
+            multiplier of 0 is off. Of the last n tokens: -1 is all, 0 is off.
         seed: the same seed gives the same tokens, whatever else runs (on a GPU, to the bit with
             ``batch_invariant`` alone). None draws one.
         stop: strings that end the generation; not part of the text unless
@@ -135,6 +144,14 @@ class SamplingParams:
     top_k: int = 0
     min_p: float = 0.0
     typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -190,6 +207,8 @@ class SamplingParams:
             raise InvalidRequestError(
                 f"at most {MAX_BAD_WORDS_CHARS} characters in all", "bad_words"
             )
+        breakers = self.dry_sequence_breakers
+        store("dry_sequence_breakers", _strings("dry_sequence_breakers", breakers, MAX_BREAKERS))
         store("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
         if self.allowed_token_ids is not None:
             store("allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
@@ -204,6 +223,8 @@ class SamplingParams:
             store("structured_outputs", StructuredOutputs.of(self.structured_outputs))
         if self.thought_texts is not None:
             store("thought_texts", ThoughtTexts.of(self.thought_texts))
+        if self.top_n_sigma == -1:
+            store("top_n_sigma", 0.0)
         if self.seed == -1:
             store("seed", None)
         if self.thinking_token_budget == -1:
@@ -224,6 +245,13 @@ class SamplingParams:
         _number("top_p", self.top_p, 0.0, 1.0, above_low=True)
         _number("min_p", self.min_p, 0.0, 1.0)
         _number("typical_p", self.typical_p, 0.0, 1.0, above_low=True)
+        _number("top_n_sigma", self.top_n_sigma, 0.0, math.inf)
+        _number("xtc_probability", self.xtc_probability, 0.0, 1.0)
+        _number("xtc_threshold", self.xtc_threshold, 0.0, 1.0)
+        _number("dry_multiplier", self.dry_multiplier, 0.0, 100.0)
+        _number("dry_base", self.dry_base, 1.0, 100.0)
+        _integer("dry_allowed_length", self.dry_allowed_length, 1, 2**31 - 1)
+        _integer("dry_penalty_last_n", self.dry_penalty_last_n, -1, 2**31 - 1)
         _integer("top_k", self.top_k, -1, 2**31 - 1)
         if self.seed is not None:
             _integer("seed", self.seed, 0, MAX_SEED - 1)
@@ -288,7 +316,13 @@ class SamplingParams:
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
+            or self.has_dry
         )
+
+    @property
+    def has_dry(self) -> bool:
+        """True if sequences that repeat are made less likely."""
+        return self.dry_multiplier > 0.0 and self.dry_penalty_last_n != 0
 
     def with_changes(self, **changes: Any) -> SamplingParams:
         """Return a copy with the given fields replaced, validated again."""
@@ -322,6 +356,8 @@ def _refuse_unsupported(name: str, value: Any) -> None:
 _SCALARS = (
     *("n", "best_of", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "ignore_eos", "max_tokens"),
+    *("top_n_sigma", "xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base"),
+    *("dry_allowed_length", "dry_penalty_last_n"),
     *("min_tokens", "logprobs", "prompt_logprobs", "detokenize", "skip_special_tokens"),
     *("include_stop_str_in_output", "attention_sinks", "window", "n_keep", "cache_prompt"),
     "thinking_token_budget",

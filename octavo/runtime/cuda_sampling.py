@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -137,7 +137,8 @@ class SamplingArrays:
         if entry.edits is None or entry.edits.num_followed > owner.num_output_tokens:
             entry.edits = LogitEdits(owner.params, owner.prompt_token_ids, self._vocab_size)
         entry.edits.follow(owner)
-        return entry.edits.after(row.drafted if isinstance(row, DraftedRow) else ())
+        edits = entry.edits.after(row.drafted if isinstance(row, DraftedRow) else ())
+        return _with_penalties(edits, row.dry_penalties()) if owner.params.has_dry else edits
 
 
 class _RequestSampling:
@@ -227,6 +228,20 @@ class LogitEdits:
                 self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)], 1)
             self._columns[0, place] = token_id
             self._columns[2, place] = max(self._columns[2, place], 0) + 1
+
+
+def _with_penalties(edits: np.ndarray, penalties: Mapping[int, float]) -> np.ndarray:
+    """Return columns of edits from whose biases ``penalties`` are taken."""
+    places = {token_id: place for place, token_id in enumerate(edits[0].tolist())}
+    new = [token_id for token_id in penalties if token_id not in places]
+    added = np.zeros((3, len(new)), np.int32)
+    added[0], added[2] = new, -1
+    edits = np.concatenate([edits, added], axis=1)
+    places.update(zip(new, range(len(places), edits.shape[1]), strict=True))
+    biases = edits[1].view(np.float32)
+    for token_id, penalty in penalties.items():
+        biases[places[token_id]] -= penalty
+    return edits
 
 
 @dataclass(frozen=True, slots=True)

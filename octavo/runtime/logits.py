@@ -20,6 +20,8 @@ from torch import Tensor
 # the weights of MAX_VOCAB_SIZE tokens still sum to less than 2**63.
 WEIGHT_ONE = 2.0**44
 MAX_VOCAB_SIZE = 2**19 - 1
+# No two tokens are likelier than this, so that xtc with a higher threshold never cuts.
+MAX_XTC_THRESHOLD = 0.5
 
 
 class RankedLogits(NamedTuple):
@@ -110,6 +112,22 @@ def apply_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
     return logits.masked_fill(logits < floor.unsqueeze(1), -math.inf)
 
 
+def apply_top_n_sigma(logits: Tensor, num_sigmas: Tensor) -> Tensor:
+    """Cuts tokens whose logits are more than ``num_sigmas`` (float64 [R]) standard deviations of
+    the row's logits below the greatest; those that are -inf do not count.
+
+    Tang et al. 2024, "Top-nσ: Not All Logits Are You Need". Distances are summed in units of
+    1/4096, up to 512, so that sums are exact.
+    """
+    below = logits.amax(-1, keepdim=True) - logits
+    off = (below.clamp(max=512.0) * 4096.0).long().masked_fill(logits == -math.inf, 0)
+    count = (logits != -math.inf).sum(-1).double()
+    mean = off.sum(-1).double() / count
+    variance = (off * off).sum(-1).double() / count - mean * mean
+    limit = (num_sigmas * (variance.clamp(min=0.0).sqrt() / 4096.0)).to(logits.dtype)
+    return logits.masked_fill(below > limit.unsqueeze(1), -math.inf)
+
+
 def apply_typical_p(logits: Tensor, typical_p: Tensor) -> Tensor:
     """Keeps the tokens whose information is nearest to the row's entropy.
 
@@ -152,6 +170,20 @@ def apply_top_p(ranked: Tensor, top_p: Tensor, row_weight: Tensor | None = None)
     keep = _mass_before(weights) < (top_p * total).unsqueeze(1)
     keep[:, 0] = True
     return ranked.masked_fill(~keep, -math.inf)
+
+
+def exclude_top_choices(weights: Tensor, threshold: Tensor) -> Tensor:
+    """Return the weights (int64 [R, K], most likely first) without all but the least likely of the
+    tokens that have at least ``threshold`` (float64 [R]) of the mass; above `MAX_XTC_THRESHOLD`, as
+    they are.
+
+    XTC, "exclude top choices": p-e-w, text-generation-webui, pull request 6335.
+    """
+    enough = (threshold * weights.sum(-1)).unsqueeze(1)
+    num_top = ((weights > 0) & (weights >= enough)).sum(-1)
+    num_cut = torch.where(threshold <= MAX_XTC_THRESHOLD, (num_top - 1).clamp(min=0), 0)
+    place = torch.arange(weights.shape[1], device=weights.device)
+    return weights.masked_fill(place < num_cut.unsqueeze(1), 0)
 
 
 def most_likely(logits: Tensor, num: int) -> RankedLogits:

@@ -13,17 +13,17 @@ from array import array
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from octavo.core.batch import BAD_LOGITS, NO_TOKEN_LEFT, OVERFLOW, TokenLogprobs
 from octavo.core.request import Request
 from octavo.core.token_mask import Bits
 from octavo.kernels.cpu import abi
 from octavo.runtime.mask_thread import LateMask
-from octavo.runtime.sampling_row import DraftedRow, SamplingRow, is_greedy
+from octavo.runtime.sampling_row import DraftedRow, SamplingRow, biases_of, is_greedy
 
 # The fields of abi.Sample, in their order. One pack_into is ten times as fast as 20 assignments.
-_SAMPLE = struct.Struct("@4f3d3iI2P2QPq2Pq")
+_SAMPLE = struct.Struct("@4f6d3iI2P2QPq2Pq")
 assert _SAMPLE.size == ctypes.sizeof(abi.Sample)
 _MASK_OFFSET = abi.Sample.mask.offset
 _ADDRESS = struct.Struct("@P")
@@ -66,7 +66,7 @@ class SampleArray:
         self._biases: dict[int, _Biases] = {}
         # The outputs of requests grow: only their new tokens are copied.
         self._outputs: dict[int, tuple[Request, array[int]]] = {}
-        self._of_this_step: list[array[int]] = []
+        self._of_this_step: list[array[Any]] = []
 
     def write(self, rows: Sequence[Row], late: list[LateMask] | None = None) -> None:
         """Write ``rows`` to the first entries.
@@ -90,7 +90,11 @@ class SampleArray:
                     prompt, num_prompt = self._prompt(row.prompt_token_ids, prompts)
                 output, num_output = self._output(row, outputs)
             bias_ids = amounts = num_biases = mask = mask_turn = 0
-            if params.logit_bias:
+            if params.has_dry:  # other biases at each step
+                changing = biases_of(row)
+                bias_ids, num_biases = self._alive(array("i", changing))
+                amounts, _ = self._alive(array("f", changing.values()))
+            elif params.logit_bias:
                 bias_ids, amounts, num_biases = self._bias(params.logit_bias, biases)
             if late is not None and row.has_slow_mask:
                 give = partial(self._give_mask, offset + _MASK_OFFSET)
@@ -108,6 +112,9 @@ class SampleArray:
                 params.top_p,
                 params.min_p,
                 params.typical_p,
+                params.top_n_sigma,
+                params.xtc_probability,
+                params.xtc_threshold,
                 params.top_k,
                 num_prompt,
                 num_output,
@@ -161,7 +168,7 @@ class SampleArray:
         (ids, count), (amounts, _) = entry.ids.buffer_info(), entry.amounts.buffer_info()
         return ids, amounts, count
 
-    def _alive(self, values: array[int]) -> tuple[int, int]:
+    def _alive(self, values: array[Any]) -> tuple[int, int]:
         """Return address and length of an array, and keep it alive for this step."""
         self._of_this_step.append(values)
         return values.buffer_info()

@@ -22,6 +22,9 @@ import numpy as np
 # 32 bits in a Python int, a uint64 array [N], or what else computes with 64 bits that wrap round.
 Word = TypeVar("Word", int, np.ndarray, Any)
 
+# Uses of random numbers at one position: the token itself is 0.
+XTC_STREAM = 1
+
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)

@@ -3,7 +3,8 @@
     logits [R, V]        NaN, +inf or nothing but -inf: an error, of that row alone
       | a mask (allowed_token_ids, bad_words, min_tokens, ...), logit_bias, penalties
       |-- temperature 0: the most likely token, of equals the lowest id
-      `-- temperature, min_p, typical_p, top_k, top_p, then one draw by inverse CDF
+      `-- top_n_sigma, temperature, min_p, typical_p, top_k, top_p, xtc; then one draw by
+          inverse CDF
 
 A row's result depends on nothing but the row, bit for bit (``runtime/logits.py`` says how), so that
 a seeded request gives the same tokens whatever else runs beside it.
@@ -26,6 +27,7 @@ from torch import Tensor
 from octavo.core.batch import BAD_LOGITS, NO_TOKEN_LEFT, OVERFLOW, TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
 from octavo.runtime.logits import (
+    MAX_XTC_THRESHOLD,
     WEIGHT_ONE,
     apply_logit_bias,
     apply_mask,
@@ -33,15 +35,17 @@ from octavo.runtime.logits import (
     apply_penalties,
     apply_temperature,
     apply_top_k,
+    apply_top_n_sigma,
     apply_top_p,
     apply_typical_p,
     draw,
+    exclude_top_choices,
     highest,
     most_likely,
     token_weights,
 )
-from octavo.runtime.random import uniforms
-from octavo.runtime.sampling_row import SamplingRow
+from octavo.runtime.random import XTC_STREAM, uniform, uniforms
+from octavo.runtime.sampling_row import SamplingRow, biases_of
 
 # Logits worked on at a time. On CPU: what stays in the second-level cache; on CUDA: 100 MiB.
 _CHUNK_SIZE = {"cpu": 2**19, "cuda": 2**22}
@@ -125,7 +129,9 @@ def probabilities(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     ranked = most_likely(shaped, num_tokens)
     top_k = torch.tensor([p.top_k or num_tokens for p in params], device=logits.device)
     top_p = _floats([p.top_p for p in params], logits.device, torch.float64)
-    weights = token_weights(apply_top_p(apply_top_k(ranked.logits, top_k), top_p)).double()
+    weights = token_weights(apply_top_p(apply_top_k(ranked.logits, top_k), top_p))
+    thresholds = _floats(_xtc_thresholds(rows), logits.device, torch.float64)
+    weights = exclude_top_choices(weights, thresholds).double()
     shares = (weights / weights.sum(-1, keepdim=True)).float()
     return torch.zeros_like(shares).scatter(1, ranked.token_ids, shares)
 
@@ -190,8 +196,7 @@ def _constrain(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
             logits, torch.tensor(masked, device=device), torch.from_numpy(bits).to(device)
         )
     biases = [
-        {t: amount for t, amount in (row.params.logit_bias or {}).items() if 0 <= t < vocab_size}
-        for row in rows
+        {t: amount for t, amount in biases_of(row).items() if 0 <= t < vocab_size} for row in rows
     ]
     if any(biases):
         index, token_ids = (
@@ -232,13 +237,18 @@ def _draw_rows(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     """Draw one random token per row."""
     device = logits.device
     params = [row.params for row in rows]
-    logits = _shape(logits, params)
+    logits, vocab_size = _shape(logits, params), logits.shape[1]
     numbers = uniforms(
         [row.seed for row in rows],
         [row.sample_index for row in rows],
         [row.num_output_tokens for row in rows],
     )
+    xtc = _xtc_thresholds(rows)
     widths, row_weights = _cut_widths(logits, params)
+    widths = [
+        width or (vocab_size if threshold <= MAX_XTC_THRESHOLD else 0)
+        for width, threshold in zip(widths, xtc, strict=True)
+    ]
     token_ids = [0] * len(rows)
     for indices in _similar(widths):
         part = _select(logits, indices)
@@ -252,7 +262,9 @@ def _draw_rows(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
             top_p = _floats([params[i].top_p for i in indices], device, torch.float64)
             kept = apply_top_k(ranked.logits, top_k)
             kept = apply_top_p(kept, top_p, _select(row_weights, indices))
-            column = draw(token_weights(kept), uniform).unsqueeze(1)
+            thresholds = _floats([xtc[i] for i in indices], device, torch.float64)
+            weights = exclude_top_choices(token_weights(kept), thresholds)
+            column = draw(weights, uniform).unsqueeze(1)
             chosen = ranked.token_ids.gather(1, column)[:, 0]
         for i, token_id in zip(indices, chosen.tolist(), strict=True):
             token_ids[i] = token_id
@@ -260,12 +272,25 @@ def _draw_rows(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
 
 
 def _shape(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Apply temperature, min_p and typical_p, which need no ranking of tokens by others."""
+    """Apply top_n_sigma, temperature, min_p and typical_p, which need no ranking by others."""
+    num_sigmas = {i: p.top_n_sigma for i, p in enumerate(params) if p.top_n_sigma > 0}
+    logits = _on_rows(apply_top_n_sigma, logits, num_sigmas)
     logits = apply_temperature(logits, _floats([p.temperature for p in params], logits.device))
     min_p = {i: p.min_p for i, p in enumerate(params) if p.min_p > 0}
     logits = _on_rows(apply_min_p, logits, min_p)
     typical_p = {i: p.typical_p for i, p in enumerate(params) if p.typical_p < 1}
     return _on_rows(apply_typical_p, logits, typical_p)
+
+
+def _xtc_thresholds(rows: Sequence[SamplingRow]) -> list[float]:
+    """Return the threshold of xtc of each row; 1 where chance has it cut nothing."""
+    thresholds = [1.0] * len(rows)
+    for i, row in enumerate(rows):
+        if row.params.xtc_probability > 0:
+            number = uniform(row.seed, row.sample_index, row.num_output_tokens, XTC_STREAM)
+            if number < row.params.xtc_probability:
+                thresholds[i] = row.params.xtc_threshold
+    return thresholds
 
 
 def _cut_widths(logits: Tensor, params: Sequence[SamplingParams]) -> tuple[list[int], Tensor]:

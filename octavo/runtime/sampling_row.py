@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
 from typing import Any
@@ -33,6 +33,7 @@ class SamplingRow:
     output_token_ids: Sequence[int]  # the token to sample has position len(output_token_ids)
     bits: Bits | None = None  # the allowed tokens; None: all
     seen: SeenTokens | None = None  # counts of tokens, if they exist already
+    repeating: Mapping[int, float] | None = None  # what tokens cost that would repeat a sequence
 
     @property
     def is_greedy(self) -> bool:
@@ -52,6 +53,9 @@ class SamplingRow:
         counts = TokenCounts(self.prompt_token_ids if has_repetition else ())
         counts.advance(self.output_token_ids)
         return SeenTokens(counts, {})
+
+    def dry_penalties(self) -> Mapping[int, float]:
+        return self.repeating or {}
 
     @property
     def has_slow_mask(self) -> bool:
@@ -139,6 +143,9 @@ class DraftedRow:
         counts = self.request.seen_tokens().counts
         return SeenTokens(counts, counts.after(self.drafted))
 
+    def dry_penalties(self) -> Mapping[int, float]:
+        return self.request.dry_penalties(self.drafted)
+
     @property
     def has_slow_mask(self) -> bool:
         return self.masks is not None and self.masks.is_slow
@@ -176,7 +183,20 @@ def sampling_row(request: Request | DraftedRow) -> SamplingRow:
         output_token_ids=output,
         bits=request.bitmask(),
         seen=request.seen_tokens() if request.params.has_penalties else None,
+        repeating=request.dry_penalties() if request.params.has_dry else None,
     )
+
+
+def biases_of(row: SamplingRow | DraftedRow | Request) -> Mapping[int, float]:
+    """Return what is added to logits of a row before other penalties: its ``logit_bias``, less what
+    tokens cost that would repeat a sequence."""
+    asked = row.params.logit_bias or {}
+    if not row.params.has_dry:
+        return asked
+    biases = dict(asked)
+    for token_id, penalty in row.dry_penalties().items():
+        biases[token_id] = biases.get(token_id, 0.0) - penalty
+    return biases
 
 
 def rows_of(request: Request, draft: Draft) -> list[Request | DraftedRow]:

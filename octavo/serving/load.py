@@ -184,7 +184,9 @@ def _load_engine(
         **({"enable_dp_attention": True} if spec.by_sequences else {}),
         **ranks.info,
     }
-    text_engine = TextEngine(engine, tokenizer, model_config.vocab_size, eos_token_ids, config.seed)
+    text_engine = TextEngine(
+        engine, tokenizer, model_config.vocab_size, eos_token_ids, config.seed, config.device
+    )
     return LoadedEngine(config, text_engine, model_config, info, phases.seconds, ranks, peers)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from octavo.base.errors import ENDINGS, InvalidRequestError
 from octavo.core.engine import Engine, EngineStep
-from octavo.core.limits import check_vocabulary, checked_token_ids
+from octavo.core.limits import check_device, check_vocabulary, checked_token_ids
 from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams, check_prompt_logprobs
 from octavo.core.scheduler import RequestUpdate
@@ -25,6 +25,7 @@ from octavo.grammars.compiler import GrammarCompiler
 from octavo.grammars.trial import TrialProcess
 from octavo.serving.chat_templates import ChatTemplates
 from octavo.serving.outputs import Delta, RequestMetrics
+from octavo.serving.sequence_breakers import SequenceBreakers
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.tokenizer import Tokenizer
 
@@ -44,9 +45,14 @@ def cache_salt_of(prompt: Prompt) -> str:
 
 
 class PreparedMask(NamedTuple):
-    """The tokens that a request may generate, at its beginning; None if it may generate any."""
+    """The tokens that a request's parameters forbid.
+
+    ``mask`` is that of its beginning; None if it may generate anything. ``dry_breakers`` end the
+    sequences that may not be repeated.
+    """
 
     mask: TokenMask | None
+    dry_breakers: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -99,6 +105,7 @@ class TextEngine:
         vocab_size: int,
         eos_token_ids: Iterable[int],
         seed: int = 0,
+        device: str = "cpu",
     ):
         self.engine = engine
         self.tokenizer = tokenizer
@@ -108,6 +115,8 @@ class TextEngine:
             tokenizer, vocab_size, self.eos_token_ids, engine.constraints, TrialProcess()
         )
         self.chat_templates = ChatTemplates(tokenizer)
+        self._breakers = SequenceBreakers(tokenizer, vocab_size)
+        self._device = device
         self.groups: dict[str, SampleGroup] = {}
         self._samples: dict[str, tuple[SampleGroup, TextSample]] = {}
         self._seeds = random.Random(seed)
@@ -149,7 +158,11 @@ class TextEngine:
     @staticmethod
     def takes_long_to_prepare(params: SamplingParams) -> bool:
         """Tell whether the mask of ``params`` takes longer than a step may wait."""
-        return params.structured_outputs is not None or params.thinking_token_budget is not None
+        return (
+            params.structured_outputs is not None
+            or params.thinking_token_budget is not None
+            or params.has_dry
+        )
 
     def prepare_mask(
         self,
@@ -177,11 +190,12 @@ class TextEngine:
                 budget, prompt_token_ids, self.vocab_size, params.thought_texts
             )
         stop_token_ids = (*self.eos_token_ids, *params.stop_token_ids)
-        return PreparedMask(
-            create_mask(
-                params, self.vocab_size, stop_token_ids, bad_words_token_ids, grammar, thought
-            )
+        mask = create_mask(
+            params, self.vocab_size, stop_token_ids, bad_words_token_ids, grammar, thought
         )
+        if not params.has_dry:
+            return PreparedMask(mask)
+        return PreparedMask(mask, self._breakers.token_ids(params.dry_sequence_breakers))
 
     def add(
         self,
@@ -215,9 +229,11 @@ class TextEngine:
             raise InvalidRequestError(f"{request_id!r} is in use", "request_id")
         params = params.clone()  # the caller may change its own object
         check_vocabulary(params, self.vocab_size)
+        check_device(params, self._device)
         check_prompt_logprobs(params, len(prompt_token_ids))
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
-        mask = (prepared_mask or self.prepare_mask(params, prompt_token_ids=prompt_token_ids)).mask
+        prepared = prepared_mask or self.prepare_mask(params, prompt_token_ids=prompt_token_ids)
+        mask = prepared.mask
         now = self.engine.clock.now() if arrival_time is None else arrival_time
         group = SampleGroup(request_id, prompt, prompt_token_ids, params)
         leader: Request | None = None
@@ -233,6 +249,7 @@ class TextEngine:
                 sample_index=index,
                 eos_token_ids=self.eos_token_ids,
                 mask=mask.fork() if mask is not None else None,
+                dry_breakers=prepared.dry_breakers,
                 cache_salt=cache_salt,
                 tenant=tenant,
                 weight=weight,

@@ -20,7 +20,7 @@ from octavo.core.token_mask import create_mask
 KERNELS = ("reference", "native", "fused")
 
 
-def make_requests(vocab_size: int, count: int = 14) -> list[Request]:
+def make_requests(vocab_size: int, count: int = 16) -> list[Request]:
     """Every setting that can change a token, in some request."""
     rng = random.Random(11)
     shared = [rng.randrange(2, vocab_size) for _ in range(40)]
@@ -31,6 +31,8 @@ def make_requests(vocab_size: int, count: int = 14) -> list[Request]:
         {"temperature": 1.2, "top_k": 20, "presence_penalty": 0.5},
         {"temperature": 0.8, "min_p": 0.05, "logprobs": 0},
         {"temperature": 1.0, "typical_p": 0.7},
+        {"temperature": 1.0, "top_n_sigma": 1.0, "xtc_probability": 0.5, "xtc_threshold": 0.05},
+        {"temperature": 0.0, "dry_multiplier": 2.0, "dry_allowed_length": 1},
         {"temperature": 0.0, "logit_bias": {5: 4.0, 9: -100.0}, "logprobs": 2},
         {"temperature": 1.0, "allowed_token_ids": tuple(range(4, 40))},
         {"temperature": 0.0, "min_tokens": 12, "stop_token_ids": tuple(range(3, vocab_size, 7))},

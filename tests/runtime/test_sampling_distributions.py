@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections import Counter
 from typing import Any
 
@@ -59,6 +60,12 @@ def reference(logits: list[float], request: Request) -> list[float]:
     for i, count in Counter(output).items():
         x[i] -= request.get("frequency_penalty", 0.0) * count + request.get("presence_penalty", 0.0)
 
+    for i, penalty in request.get("repeating", {}).items():
+        x[i] -= penalty
+    if "top_n_sigma" in request:
+        spread = statistics.pstdev(value for value in x if value > -math.inf)
+        least = max(x) - request["top_n_sigma"] * spread
+        x = [value if value >= least else -math.inf for value in x]
     x = [value / request.get("temperature", 1.0) for value in x]
     p = _normalized([math.exp(value - max(x)) for value in x])
     if "min_p" in request:
@@ -75,6 +82,11 @@ def reference(logits: list[float], request: Request) -> list[float]:
         p = _normalized([p[i] if i in kept else 0.0 for i in vocab])
     if "top_p" in request:
         p = _normalized(_head(p, by_probability, request["top_p"]))
+    top = [i for i in by_probability if 0 < p[i] >= request.get("xtc_threshold", 0.1)]
+    if "xtc_probability" in request and len(top) > 1:
+        without = _normalized([0.0 if i in top[:-1] else p[i] for i in vocab])
+        share = request["xtc_probability"]
+        p = [share * cut + (1 - share) * q for cut, q in zip(without, p, strict=True)]
     return p
 
 
@@ -109,6 +121,7 @@ def drawn_counts(logits: list[float], request: Request, num: int = NUM_DRAWS) ->
     counter = request.pop("counter", "seed")
     prompt, output = request.pop("prompt", []), request.pop("output", [])
     stop, bad_words = request.pop("stop", ()), request.pop("bad_words", [])
+    repeating = request.pop("repeating", None)
     params = SamplingParams(**request)
     bits = bits_after(params, output, stop, bad_words)
     rows = [
@@ -119,6 +132,7 @@ def drawn_counts(logits: list[float], request: Request, num: int = NUM_DRAWS) ->
             prompt,
             range(i) if counter == "position" else output,
             bits,
+            repeating=repeating,
         )
         for i in range(num)
     ]
@@ -198,6 +212,19 @@ SLOW = {
     "typical_p 0.9": (TEN, {"typical_p": 0.9, "temperature": 1.5}),
     "typical_p, then top_k": (TEN, {"typical_p": 0.8, "top_k": 3}),
     "min_p, then typical_p": (TEN, {"min_p": 0.1, "typical_p": 0.7}),
+    "top_n_sigma 0.8": (TEN, {"top_n_sigma": 0.8}),
+    "top_n_sigma of all that is allowed": (
+        TEN,
+        {"top_n_sigma": 1.2, "temperature": 2.5, "allowed_token_ids": [0, 1, 4, 7, 9]},
+    ),
+    "xtc": (TEN, {"xtc_probability": 1.0, "xtc_threshold": 0.08}),
+    "xtc at times": (TEN, {"xtc_probability": 0.4, "xtc_threshold": 0.05, "counter": "position"}),
+    "xtc with ties": ([0.0, 1.0, 1.0, 1.0, 0.0], {"xtc_probability": 0.7, "xtc_threshold": 0.2}),
+    "top_k and top_p, then xtc": (
+        TEN,
+        {"top_k": 6, "top_p": 0.9, "xtc_probability": 1.0, "xtc_threshold": 0.1},
+    ),
+    "dry": (TEN, {"dry_multiplier": 1.0, "repeating": {5: 2.0, 0: 0.5, 3: 0.0}}),
     "repetition 1.5": (TEN, {"repetition_penalty": 1.5, "prompt": [5, 4], "output": [0, 0]}),
     "repetition 0.7": (TEN, {"repetition_penalty": 0.7, "prompt": [5, 4], "output": [0, 0]}),
     "frequency": (TEN, {"frequency_penalty": 0.6, "prompt": [5], "output": [2, 2, 2, 8]}),

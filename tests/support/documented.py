@@ -87,6 +87,8 @@ def fill_workbench(folder: Path, model: Path, gguf: Path) -> None:
     }
     write_lines(folder / "chats.jsonl", [chat] * 8)
     write_lines(folder / "prompts.jsonl", [{"prompt": WORDS}] * 4)
+    asked = {"url": "/v1/completions", "body": {"prompt": WORDS, "max_tokens": 4}}
+    write_lines(folder / "requests.jsonl", [{"custom_id": str(i), **asked} for i in range(4)])
     write_lines(folder / "questions.jsonl", [{"prompt": WORDS}] * 4)
     _write_traces(folder)
     (folder / "home" / "calibrations").mkdir(parents=True, exist_ok=True)

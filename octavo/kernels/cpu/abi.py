@@ -23,7 +23,7 @@ from ctypes import (
 )
 from typing import Any
 
-OCT_ABI_VERSION = 18
+OCT_ABI_VERSION = 19
 
 OCT_OK = 0
 OCT_ERR_ARGUMENT = -1
@@ -220,7 +220,7 @@ class LatentArgs(Structure):
 class Sample(Structure):
     _fields_ = _fields(
         (c_float, "temperature repetition_penalty frequency_penalty presence_penalty"),
-        (c_double, "top_p min_p typical_p"),
+        (c_double, "top_p min_p typical_p top_n_sigma xtc_probability xtc_threshold"),
         (c_int32, "top_k num_prompt_ids num_output_ids"),
         (c_uint32, "sample_index"),
         (c_void_p, "prompt_ids output_ids"),

@@ -22,6 +22,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from octavo.core.sampling_params import (
     MAX_BAD_WORDS,
+    MAX_BREAKERS,
     MAX_DRAFT_TOKENS,
     MAX_LOGIT_BIAS,
     MAX_STOP_STRINGS,
@@ -233,6 +234,7 @@ Stop = Annotated[
     Annotated[Text, Tag("string")] | Annotated[StopStrings, Tag("list")],
     Discriminator(lambda value: "list" if isinstance(value, list) else "string"),
 ]
+Breakers = Annotated[list[Text], Field(max_length=MAX_BREAKERS, fail_fast=True)]
 BadWords = Annotated[list[Text], Field(max_length=MAX_BAD_WORDS, fail_fast=True)]
 LogitBias = Annotated[
     dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]],

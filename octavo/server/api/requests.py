@@ -17,6 +17,7 @@ from octavo.server.api.fields import (
     MAX_STOP_TOKEN_IDS,
     MAX_TIMEOUT,
     BadWords,
+    Breakers,
     Label,
     LogitBias,
     MaxTokens,
@@ -41,6 +42,16 @@ class CommonFields(ConstraintFields):
     seed: int | None = Field(None, ge=-MAX_SEED, lt=MAX_SEED, description="below 0 is none")
     stop: Stop | None = None
     timeout: float | None = Field(None, gt=0, le=MAX_TIMEOUT, description="seconds")
+    top_n_sigma: float | None = Field(
+        None, ge=-1, description="standard deviations below the greatest logit; 0 and -1 are off"
+    )
+    xtc_probability: float | None = Field(None, ge=0, le=1, description="to cut top choices (0)")
+    xtc_threshold: float | None = Field(None, ge=0, le=1, description="of a top choice (0.1)")
+    dry_multiplier: float | None = Field(None, ge=0, le=100, description="0 is off")
+    dry_base: float | None = Field(None, ge=1, le=100)
+    dry_allowed_length: int | None = Field(None, ge=1, le=MAX_INT)
+    dry_penalty_last_n: int | None = Field(None, ge=-1, le=MAX_INT)
+    dry_sequence_breakers: Breakers | None = None
 
     @property
     def own_seed(self) -> int | None:
@@ -67,7 +78,11 @@ class GenerationFields(SamplingFields):
     """Fields that say how to generate. A missing or null one is as the model's authors
     recommend."""
 
-    synonyms = {"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}  # llama.cpp's
+    synonyms = {  # llama.cpp's
+        "n_predict": "max_tokens",
+        "repeat_penalty": "repetition_penalty",
+        "typ_p": "typical_p",
+    }
 
     stream_options: StreamOptions | None = None
 
@@ -138,8 +153,6 @@ class GenerationFields(SamplingFields):
     lora_path: Unsupported = None
     mirostat: Annotated[Any, Only((0,))] = None
     dynatemp_range: Annotated[Any, Only((0, 0.0))] = None
-    dry_multiplier: Annotated[Any, Only((0, 0.0))] = None
-    xtc_probability: Annotated[Any, Only((0, 0.0))] = None
 
     @classmethod
     def of(cls, body: ConstrainedBody, **own: Any) -> GenerationFields:

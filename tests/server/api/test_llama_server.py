@@ -158,6 +158,10 @@ def test_fields_reach_the_engine(complete, fake_engine):
         top_p=0.9,
         min_p=0.1,
         typical_p=0.8,
+        top_n_sigma=1.5,
+        xtc_probability=0.4,
+        dry_multiplier=0.7,
+        dry_sequence_breakers=["\n"],
         repeat_penalty=1.2,
         presence_penalty=0.3,
         frequency_penalty=0.4,
@@ -170,6 +174,8 @@ def test_fields_reach_the_engine(complete, fake_engine):
     params = fake_engine.requests[-1].params
     assert (params.max_tokens, params.temperature, params.top_k, params.top_p) == (3, 0.5, 5, 0.9)
     assert (params.min_p, params.typical_p, params.repetition_penalty) == (0.1, 0.8, 1.2)
+    assert (params.top_n_sigma, params.xtc_probability) == (1.5, 0.4)
+    assert (params.dry_multiplier, params.dry_sequence_breakers) == (0.7, ("\n",))
     assert (params.presence_penalty, params.frequency_penalty, params.seed) == (0.3, 0.4, 11)
     assert (params.stop, params.ignore_eos, params.logprobs) == (("END",), True, 2)
     assert params.logit_bias == {5: 1.5, A: -100.0, B: -100.0, 7: -100.0}

@@ -61,6 +61,10 @@ NUMBERS = {
     "presence_penalty": (-2, 2, True),
     "frequency_penalty": (-2, 2, True),
     "repetition_penalty": (0, 1000, False),
+    "xtc_probability": (0, 1, True),
+    "xtc_threshold": (0, 1, True),
+    "dry_multiplier": (0, 100, True),
+    "dry_base": (1, 100, True),
     "timeout": (0, 86400, False),
 }
 NO_NUMBERS = [True, "1", [1], {}, 10**400, -(10**400)]
@@ -170,7 +174,6 @@ REFUSED = {
     "grammar_lazy": True,
     "stop_regex": "a+",
     "mirostat": 2,
-    "dry_multiplier": 0.8,
     "lora": [{"id": 0, "scale": 1.0}],
 }
 REFUSED_IN_CHAT = {

@@ -333,6 +333,59 @@ def typical_p(api: Api) -> None:
 
 
 @into(EITHER)
+def top_n_sigma(api: Api) -> None:
+    assert api.ask(**HOT, top_n_sigma=0.001).token_ids == api.plain.token_ids
+    assert api.ask(**HOT, top_n_sigma=-1).token_ids == api.ask(**HOT).token_ids
+
+
+@into(EITHER)
+def xtc_probability(api: Api) -> None:
+    cut = {"xtc_probability": 1.0, "xtc_threshold": 0.01, "top_k": 2}
+    assert api.ask(**HOT, **cut).token_ids != api.ask(**HOT, top_k=2).token_ids
+
+
+@into(EITHER)
+def xtc_threshold(api: Api) -> None:
+    never = {"xtc_probability": 1.0, "xtc_threshold": 0.6}
+    assert api.ask(**HOT, **never).token_ids == api.ask(**HOT).token_ids
+
+
+DRY = {"dry_multiplier": 50.0, "dry_allowed_length": 1}
+
+
+@into(EITHER)
+def dry_multiplier(api: Api) -> None:
+    """After a token, what came there before does not come again."""
+    tokens = api.ask(**DRY, max_tokens=40).token_ids
+    pairs = list(itertools.pairwise(tokens))
+    assert len(pairs) == len(set(pairs))
+
+
+@into(EITHER)
+def dry_base(api: Api) -> None:
+    weak = {"dry_multiplier": 1e-6, "dry_allowed_length": 1, "max_tokens": 40}
+    assert api.ask(**weak, dry_base=1.0).token_ids == api.ask(max_tokens=40).token_ids
+
+
+@into(EITHER)
+def dry_allowed_length(api: Api) -> None:
+    long = {"dry_multiplier": 50.0, "dry_allowed_length": 1000, "max_tokens": 40}
+    assert api.ask(**long).token_ids == api.ask(max_tokens=40).token_ids
+
+
+@into(EITHER)
+def dry_penalty_last_n(api: Api) -> None:
+    assert api.ask(**DRY, dry_penalty_last_n=0).token_ids == api.ask().token_ids
+
+
+@into(EITHER)
+def dry_sequence_breakers(api: Api) -> None:
+    """Where every character breaks, nothing repeats."""
+    every = [chr(code) for code in (*range(97, 105), 32, 10)]
+    assert api.ask(**DRY, dry_sequence_breakers=every).token_ids
+
+
+@into(EITHER)
 def seed(api: Api) -> None:
     assert api.send(**HOT).token_ids == api.send(**HOT).token_ids
     assert api.ask(**HOT | {"seed": 2}).token_ids != api.ask(**HOT).token_ids
@@ -794,8 +847,6 @@ INERT_EITHER = {
     "guided_decoding_backend": "xgrammar",
     "mirostat": 0,
     "dynatemp_range": 0.0,
-    "dry_multiplier": 0,
-    "xtc_probability": 0.0,
     "n": None,
     "stop": None,
     "seed": None,
@@ -831,9 +882,15 @@ REFUSED_EITHER = {
     "lora_path": "x",
     "mirostat": 2,
     "dynatemp_range": 0.5,
-    "dry_multiplier": 0.8,
-    "xtc_probability": 0.5,
     # out of bounds
+    "top_n_sigma": -2.0,
+    "xtc_probability": 1.5,
+    "xtc_threshold": -0.1,
+    "dry_multiplier": -0.1,
+    "dry_base": 0.5,
+    "dry_allowed_length": 0,
+    "dry_penalty_last_n": -2,
+    "dry_sequence_breakers": [""],
     "temperature": 2.1,
     "top_p": 0.0,
     "top_k": -2,
