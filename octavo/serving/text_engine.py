@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from octavo.base.errors import ENDINGS, InvalidRequestError
+from octavo.core.adapters import salt_of
 from octavo.core.engine import Engine, EngineStep
 from octavo.core.limits import check_vocabulary, checked_token_ids
 from octavo.core.request import FinishReason, Request
@@ -22,6 +23,8 @@ from octavo.core.stats import DraftStats
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.core.token_mask import TokenMask, create_mask
 from octavo.grammars.compiler import GrammarCompiler
+from octavo.lora.request import LoRARequest
+from octavo.serving.adapters import ChosenLora
 from octavo.serving.chat_templates import ChatTemplates
 from octavo.serving.outputs import Delta, RequestMetrics
 from octavo.text.detokenizer import IncrementalDetokenizer
@@ -76,6 +79,7 @@ class SampleGroup:
     prompt_token_ids: list[int]
     params: SamplingParams
     samples: list[TextSample] = field(default_factory=list)
+    lora_request: LoRARequest | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -195,6 +199,7 @@ class TextEngine:
         arrival_time: float | None = None,
         prepared_mask: PreparedMask | None = None,
         resumed: Sequence[OutputSoFar] = (),
+        lora: ChosenLora | None = None,
     ) -> SampleGroup:
         """Queue a prompt, or refuse it: a ``RequestError`` leaves nothing behind.
 
@@ -207,6 +212,7 @@ class TextEngine:
                 on. They go on as after a preemption: all their tokens are computed again, and
                 further ones are those that would have come there, since draws, penalties and limits
                 count the output.
+            lora: the adapter that answers; None: the model alone.
         """
         if request_id in self.groups:
             raise InvalidRequestError(f"{request_id!r} is in use", "request_id")
@@ -216,7 +222,10 @@ class TextEngine:
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
         mask = (prepared_mask or self.prepare_mask(params, prompt_token_ids=prompt_token_ids)).mask
         now = self.engine.clock.now() if arrival_time is None else arrival_time
+        adapter = None if lora is None else lora.adapter
+        salt = salt_of(cache_salt, None if adapter is None else adapter.digest)
         group = SampleGroup(request_id, prompt, prompt_token_ids, params)
+        group.lora_request = None if lora is None else lora.request
         leader: Request | None = None
         for before in resumed or [OutputSoFar(index, ()) for index in range(params.num_samples)]:
             index = before.index
@@ -230,7 +239,8 @@ class TextEngine:
                 sample_index=index,
                 eos_token_ids=self.eos_token_ids,
                 mask=mask.fork() if mask is not None else None,
-                cache_salt=cache_salt,
+                cache_salt=salt,
+                adapter=adapter,
                 tenant=tenant,
                 weight=weight,
                 isolated=isolated,
