@@ -29,7 +29,7 @@ class Adapters(Protocol):
     def ask(self, adapter: Adapter, running: Iterable[Request]) -> AdapterState:
         """Return whether a request with an adapter can run beside others, and begin to load it
         where it is not there. One that is READY stays until the next question."""
-        raise AssertionError("an adapter of nobody")
+        raise AssertionError("a request with an adapter, where there are none")
 
     def wait(self, seconds: float) -> bool:
         """Wait until something has been loaded, or for a time. Returns False if nothing is being

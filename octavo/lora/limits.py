@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.base.errors import ConfigError
+from octavo.base.errors import ConfigError, UnsupportedModelError
 from octavo.lora.request import LoRARequest
 
 MAX_RANK = 256  # as kMaxLoraRank of csrc/lora.h
@@ -25,6 +25,15 @@ class LoraLimits:
     max_loras: int
     max_rank: int
     max_bytes: int
+
+
+def check_rank(path: str, parameter: str, rank: int, limit: int) -> None:
+    """Raise UnsupportedModelError if the change of a parameter has a rank above a limit."""
+    if rank > limit:
+        raise UnsupportedModelError(
+            f"{path}: the change of {parameter} has the rank {rank}, and max_lora_rank is {limit}: "
+            "raise it"
+        )
 
 
 def named_adapters(settings: Iterable[str]) -> tuple[LoRARequest, ...]:

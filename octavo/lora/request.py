@@ -1,4 +1,4 @@
-"""What a request says of the adapter that answers it."""
+"""The adapter of a request, as callers name it."""
 
 from __future__ import annotations
 

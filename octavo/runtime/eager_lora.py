@@ -21,6 +21,7 @@ from octavo.kernels.dispatch import Ops
 from octavo.layers.module import Module, named_parameters
 from octavo.lora.targets import LowRank
 from octavo.models.config import EMBEDDING, HEAD
+from octavo.runtime.lora_pool import PooledLora
 from octavo.runtime.op_program import record
 
 
@@ -75,7 +76,7 @@ class EagerLoras:
         adapters = [item.request.adapter for item in batch.items]
         if not any(adapters):
             return []
-        loras = [None if each is None else each.needed() for each in adapters]  # type: ignore[attr-defined]
+        loras = [each.needed() if isinstance(each, PooledLora) else None for each in adapters]
         counts = [item.num_tokens for item in batch.items]
         return list(chain.from_iterable(map(repeat, loras, counts)))
 

@@ -18,7 +18,7 @@ from typing import Any
 from octavo.base.errors import ModelFileError, UnsupportedModelError
 from octavo.core.adapters import Adapters, AdapterState
 from octavo.core.request import Adapter, Request
-from octavo.lora.limits import LoraLimits
+from octavo.lora.limits import LoraLimits, check_rank
 from octavo.lora.peft_folder import PeftFolder, digest_of
 from octavo.lora.targets import AdaptableModel, changes_of
 from octavo.runtime.forward import Loras, LoraWeights
@@ -60,7 +60,7 @@ class LoraPool(Adapters):
 
     def __init__(self, model: AdaptableModel, loras: Loras, limits: LoraLimits):
         self.limits = limits
-        self._model, self._loras = model, loras
+        self.model, self._loras = model, loras
         self._lock = threading.Lock()
         self._known: dict[str, PooledLora] = {}  # by digest
         self._resident: OrderedDict[str, PooledLora] = OrderedDict()  # least recently used first
@@ -99,13 +99,6 @@ class LoraPool(Adapters):
             weights = self._read(adapter)
             with self._lock:
                 self._keep(adapter, weights)
-
-    def forget(self, digest: str) -> None:
-        """Drop an adapter that no new request will have. Those that have it go on."""
-        with self._lock:
-            self._known.pop(digest, None)
-            if digest not in self._in_use:
-                self._drop(digest)
 
     def ask(self, adapter: Adapter, running: Iterable[Request]) -> AdapterState:
         assert isinstance(adapter, PooledLora)
@@ -158,13 +151,9 @@ class LoraPool(Adapters):
             raise ModelFileError(
                 adapter.path, "the adapter's files were changed since it was loaded: load it anew"
             )
-        changes = changes_of(PeftFolder(adapter.path), self._model)
+        changes = changes_of(PeftFolder(adapter.path), self.model)
         for name, change in changes.items():
-            if change.rank > self.limits.max_rank:
-                raise UnsupportedModelError(
-                    f"{adapter.path}: the change of {name} has the rank {change.rank}, and "
-                    f"max_lora_rank is {self.limits.max_rank}: raise it"
-                )
+            check_rank(adapter.path, name, change.rank, self.limits.max_rank)
         weights = self._loras.pack(changes)
         adapter.num_bytes = weights.num_bytes
         if weights.num_bytes > self.limits.max_bytes:

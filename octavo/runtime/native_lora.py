@@ -23,6 +23,7 @@ from octavo.lora.targets import LowRank
 from octavo.models.config import EMBEDDING, HEAD
 from octavo.quantization.base import float_bytes
 from octavo.quantization.ggml_types import GGMLType
+from octavo.runtime.lora_pool import PooledLora
 
 _FORMATS = {"float32": (abi.OCT_F32, GGMLType.F32), "bfloat16": (abi.OCT_BF16, GGMLType.BF16)}
 
@@ -92,6 +93,7 @@ class NativeLoras:
             if adapter is not None:
                 number = numbers.setdefault(adapter.digest, len(numbers))
                 if number == len(self._of_step):
+                    assert isinstance(adapter, PooledLora)
                     self._of_step.append(adapter.needed())
             self._of_seq[place] = number
         for number, lora in enumerate(self._of_step):

@@ -35,6 +35,19 @@ class EngineAdapters:
         self._lock = threading.Lock()
         self._digests: dict[LoRARequest, str] = {}
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, int]] | None:
+        """(outputs, inputs) of what adapters may change, by name; None if there can be none."""
+        return None if self.pool is None else dict(self.pool.model.shapes)
+
+    @property
+    def max_rank(self) -> int:
+        return 0 if self.pool is None else self.pool.limits.max_rank
+
+    @property
+    def why_none(self) -> str:
+        return self._why_none
+
     def choose(self, request: LoRARequest) -> ChosenLora:
         """Return the adapter of a caller. The first time its files are read and checked, in this
         thread.
