@@ -31,12 +31,17 @@ def write_adapter(
     names: Sequence[str] = PROJECTIONS,
     size: float = 0.3,
     head: bool = False,
+    modules: Sequence[str] | None = None,
     **settings: Any,
 ) -> Path:
-    """An adapter of random numbers for a model's folder of plain float32 tensors."""
+    """An adapter of random numbers for a model's folder of plain float32 tensors.
+
+    ``names``: ends of the names of its modules, or ``modules``: all of them; and the ``head``.
+    """
     weights = load_file(model / "model.safetensors")
     random = np.random.default_rng(seed)
-    modules = modules_of(model, names) + (["lm_head"] if head else [])
+    if modules is None:
+        modules = modules_of(model, names) + (["lm_head"] if head else [])
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -50,10 +55,10 @@ def write_adapter(
     }
     tensors = {}
     for module in modules:
-        rows, columns = weights.get(f"{module}.weight", weights[f"{EMBEDDING}.weight"]).shape
-        is_embedding = module.endswith("embed_tokens")
-        if is_embedding:
-            rows, columns = columns, rows
+        shape = weights[f"{module}.weight" if module != "lm_head" else _head_of(weights)].shape
+        is_embedding = module.endswith(("embed_tokens", "wte"))
+        is_turned = is_embedding or _is_conv1d(module)
+        rows, columns = reversed(shape) if is_turned else shape
         its_rank = config.get("rank_pattern", {}).get(module.rpartition(".")[2], rank)
         a, b = ("lora_embedding_A", "lora_embedding_B") if is_embedding else (
             "lora_A.weight",
@@ -67,6 +72,29 @@ def write_adapter(
     (folder / "adapter_config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
+
+
+def _head_of(weights) -> str:
+    """The tensor of the head, which may be a tied embedding."""
+    names = ("lm_head.weight", f"{EMBEDDING}.weight", "transformer.wte.weight")
+    return next(name for name in names if name in weights)
+
+
+def _is_conv1d(module: str) -> bool:
+    """Whether it is one of GPT-2's layers, whose weights lie as [inputs, outputs]."""
+    return module.startswith("transformer.h.")
+
+
+def linear_modules(model: Path) -> list[str]:
+    """The modules of a folder that adapters can change: all matrices but those of experts, of
+    routers, of latent vectors and of positions."""
+    tensors = load_file(model / "model.safetensors")
+    others = ("experts.", "mlp.gate.", "router", "kv_b_proj", "conv", "norm", "wpe", "embed_pos")
+    return [
+        name.removesuffix(".weight")
+        for name, values in tensors.items()
+        if name.endswith(".weight") and values.ndim == 2 and not any(o in name for o in others)
+    ]
 
 
 def _normal(random: np.random.Generator, shape: tuple[int, int], size: float) -> np.ndarray:
@@ -89,14 +117,11 @@ def merged_by_hand(folder: Path, model: Path, adapter: Path) -> Path:
         rank = config.get("rank_pattern", {}).get(last, config["r"])
         scale = alpha / (np.sqrt(rank) if config.get("use_rslora") else rank)
         change = scale * (b.astype(np.float64) @ a)
-        if "embedding" in name:
+        is_embedding = "embedding" in name
+        if is_embedding or _is_conv1d(module):
             change = change.T
-        if f"{module}.weight" not in weights or model_config["tie_word_embeddings"] and (
-            module in ("lm_head", EMBEDDING)
-        ):
-            weights["lm_head.weight"] = weights.get(
-                "lm_head.weight", weights[f"{EMBEDDING}.weight"]
-            ).copy()
+        if (is_embedding or module == "lm_head") and "lm_head.weight" not in weights:
+            weights["lm_head.weight"] = weights[_head_of(weights)].copy()  # tied no longer
             model_config["tie_word_embeddings"] = False
         before = weights[f"{module}.weight"]
         weights[f"{module}.weight"] = (before + change).astype(np.float32)
