@@ -26,7 +26,12 @@ def logprobs(model, kernels, lora_request=None):
         temperature=0, max_tokens=3, logprobs=20, prompt_logprobs=20, ignore_eos=True
     )
     with LLM(
-        str(model), kernels=kernels, kv_cache_dtype="f32", max_model_len=32, num_blocks=4, threads=1
+        str(model),
+        kernels=kernels,
+        kv_cache_dtype="f32",
+        max_model_len=32,
+        num_blocks=16,
+        threads=1,
     ) as llm:
         (output,) = llm.generate([PROMPT], params, lora_request=lora_request)
     rows = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]

@@ -35,11 +35,10 @@ def adapters(tiny_model, tmp_path_factory):
 def requests_with(engine, adapters, vocab_size: int = 256):
     """The requests of ``make_requests``, each with one of the adapters, or with none."""
     rng, requests = random.Random(7), make_requests(vocab_size)
+    chosen = None
     for request in requests:
-        chosen = rng.choice([None, *adapters])
-        if request.fork_of is not None:
-            chosen = chosen_before
-        chosen_before = chosen
+        if request.fork_of is None:  # else it has that of its prompt
+            chosen = rng.choice([None, *adapters])
         if chosen is not None:
             request.adapter = engine.scheduler.adapters.adapter(*chosen)
             request.cache_salt = salt_of("", request.adapter.digest)

@@ -1,4 +1,4 @@
-"""Adapters that tests make, as folders that PEFT would have written, and models with them merged."""
+"""Adapters that tests make, as folders that PEFT would have written; and merged models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-EMBEDDING = "model.embed_tokens"
 
 
 def modules_of(model: Path, names: Sequence[str] = PROJECTIONS) -> list[str]:
@@ -60,9 +59,13 @@ def write_adapter(
         is_turned = is_embedding or _is_conv1d(module)
         rows, columns = reversed(shape) if is_turned else shape
         its_rank = config.get("rank_pattern", {}).get(module.rpartition(".")[2], rank)
-        a, b = ("lora_embedding_A", "lora_embedding_B") if is_embedding else (
-            "lora_A.weight",
-            "lora_B.weight",
+        a, b = (
+            ("lora_embedding_A", "lora_embedding_B")
+            if is_embedding
+            else (
+                "lora_A.weight",
+                "lora_B.weight",
+            )
         )
         shape_a, shape_b = (its_rank, columns), (rows, its_rank)
         full = f"base_model.model.{module}"
@@ -76,8 +79,8 @@ def write_adapter(
 
 def _head_of(weights) -> str:
     """The tensor of the head, which may be a tied embedding."""
-    names = ("lm_head.weight", f"{EMBEDDING}.weight", "transformer.wte.weight")
-    return next(name for name in names if name in weights)
+    ends = ("lm_head.weight", "embed_tokens.weight", "wte.weight")
+    return next(name for end in ends for name in weights if name.endswith(end))
 
 
 def _is_conv1d(module: str) -> bool:
@@ -89,7 +92,7 @@ def linear_modules(model: Path) -> list[str]:
     """The modules of a folder that adapters can change: all matrices but those of experts, of
     routers, of latent vectors and of positions."""
     tensors = load_file(model / "model.safetensors")
-    others = ("experts.", "mlp.gate.", "router", "kv_b_proj", "conv", "norm", "wpe", "embed_pos")
+    others = ("experts.", ".gate.", "router", "kv_b_proj", "conv", "norm", "wpe", "embed_pos")
     return [
         name.removesuffix(".weight")
         for name, values in tensors.items()
