@@ -70,7 +70,7 @@ _NEON = ("-fno-schedule-insns", "-Wno-ignored-optimization-argument")
 # with those of int8, and none of bfloat16.
 _PLAIN = (
     *("attention_plan", "bus_error", "conv", "epilogue", "experts", "group", "kv_move"),
-    *("linear_coded", "logprobs", "pack", "pack_gguf", "pool", "positions", "program"),
+    *("linear_coded", "logprobs", "lora", "pack", "pack_gguf", "pool", "positions", "program"),
     *("recurrence", "rows", "sample", "shared_prefix"),
 )
 _OF_BF16 = ("activations", "kv_write", "latent", "linear_float")

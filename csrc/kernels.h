@@ -9,11 +9,13 @@
 
 namespace octavo {
 
+class LoraSums;        // lora.h
 class SharedPrefixes;  // shared_prefix.h
 
 // Returns an error code if the arguments make no sense.
 int32_t check_linear(const oct_linear_args& args);
-void linear(const oct_linear_args& args, const Worker& worker);
+// `loras`: what adapters add to its products; NULL: nothing.
+void linear(const oct_linear_args& args, const Worker& worker, const LoraSums* loras = nullptr);
 // Several independent linears as one: no heads, and each with rows.
 void linears(const oct_linear_args* args, int count, const Worker& worker);
 

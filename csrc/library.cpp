@@ -39,7 +39,8 @@ int32_t oct_struct_sizes(const int32_t** sizes) {
       sizeof(oct_rows_args), sizeof(oct_states), sizeof(oct_conv_args), sizeof(oct_scan_args),
       sizeof(oct_delta_args), sizeof(oct_gated_norm_args), sizeof(oct_check_args),
       sizeof(oct_routing), sizeof(oct_expert), sizeof(oct_expert_places), sizeof(oct_experts_args),
-      sizeof(oct_node), sizeof(oct_shared_head), sizeof(oct_program), sizeof(oct_batch),
+      sizeof(oct_lora_segment), sizeof(oct_lora_site),
+      sizeof(oct_lora), sizeof(oct_node), sizeof(oct_shared_head), sizeof(oct_program), sizeof(oct_batch),
   };
   *sizes = kSizes;
   return static_cast<int32_t>(sizeof kSizes / sizeof *kSizes);

@@ -28,6 +28,7 @@
 #include "activations.h"
 #include "epilogue.h"
 #include "kernels.h"
+#include "lora.h"
 
 namespace octavo {
 namespace {
@@ -61,8 +62,9 @@ struct Ahead {
 // A linear, as one worker sees it.
 class Linear {
  public:
-  Linear(const oct_linear_args& args, const Worker& worker, HeadMaxima* maxima = nullptr)
-      : args_(args), worker_(worker), maxima_(maxima) {
+  Linear(const oct_linear_args& args, const Worker& worker, HeadMaxima* maxima = nullptr,
+         const LoraSums* loras = nullptr)
+      : args_(args), worker_(worker), maxima_(maxima), loras_(loras) {
     for (int s = 0; s < args.num_segments; s++) {
       segments_[s].layout = layout_of(args.segments[s].weight);
       segments_[s].encoded = encoded_for(segments_[s].layout, args.segments[s].weight.columns);
@@ -315,6 +317,8 @@ class Linear {
     alignas(kLine) float values[2][kMaxTiles * kMostListedRows * kTile];
     const int blocks = last - first;
     if (any_remainders_ && listed_ != first) list_remainders(first, last);
+    if (loras_) loras_->fetch(u.segment, u.tile, u.tiles);
+    if (loras_ && is_gated(args_)) loras_->fetch(1, u.tile, u.tiles);
     // Remainders are few: it takes many rows to make a group's weights worth unpacking.
     const int together = any_remainders_ ? kTogether : 1;
     for (int from = first; from < last; from += together) {
@@ -329,6 +333,8 @@ class Linear {
       const int list = (from - first) / kTogether;
       add_remainders(u.segment, u, list, values[0]);
       if (is_gated(args_)) add_remainders(1, u, list, values[1]);
+      if (loras_) loras_->add(u.segment, u.tile, u.tiles, row, rows, values[0]);
+      if (loras_ && is_gated(args_)) loras_->add(1, u.tile, u.tiles, row, rows, values[1]);
       const Products products = {u.segment, u.tile, u.tiles, row, rows, values[0], values[1]};
       finish(args_, products, maxima_);
     }
@@ -403,6 +409,7 @@ class Linear {
   const oct_linear_args& args_;
   const Worker& worker_;
   HeadMaxima* const maxima_;
+  const LoraSums* const loras_;
   int num_blocks_, panel_tiles_, walked_;
   int num_units_ = 0, chunk_ = 1;
   bool any_remainders_ = false, any_columns_ = false;
@@ -571,16 +578,16 @@ int32_t check_linear(const oct_linear_args& args) {
   return OCT_OK;
 }
 
-void linear(const oct_linear_args& args, const Worker& worker) {
+void linear(const oct_linear_args& args, const Worker& worker, const LoraSums* loras) {
   if (args.rows == 0) return;
   if (args.epilogue != OCT_EPI_HEAD) {
-    Linear call(args, worker);
+    Linear call(args, worker, nullptr, loras);
     return Walk(&call, 1, worker).run();
   }
   HeadMaxima maxima(args, worker);
   // Rows of logits and maxima may be memory of the pool that was just allocated.
   if (!worker.barrier()) return;
-  Linear call(args, worker, &maxima);
+  Linear call(args, worker, &maxima, loras);
   Walk(&call, 1, worker).run();
   maxima.merge(*args.head);
 }

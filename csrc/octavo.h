@@ -629,6 +629,32 @@ int64_t oct_experts_bytes(int32_t hidden, int32_t inner, int32_t top_k, int32_t 
 /* Experts of `rows` rows, outside of a step. */
 int32_t oct_experts(oct_pool* pool, const oct_experts_args* args, int32_t rows);
 
+/* ---- Adapters ------------------------------------------------------------------------------ */
+
+/* What an adapter of low rank adds to some outputs of a node: B times `rank` of the sums of its site,
+ * from `first` on. */
+typedef struct oct_lora_segment {
+  const void* b; /* [n / 16 tiles][rank][16]: tiles of the outputs that the node has; NULL: nothing */
+  int32_t rank, first;
+} oct_lora_segment;
+
+/* An adapter's change of one node, a LINEAR, HEAD or EMBED:
+ *     y[s] = x w[s]^T + b[s] (scales * (a x)), before bias, gate and residual; x as in oct_linear_args
+ *     y    = (row id of the table + b[0] (scales * row id of a)) * scale    of an embedding
+ * so that segments of one node share a, whose rows are those of all of them. */
+typedef struct oct_lora_site {
+  const void* a; /* [rows / 16 tiles][k][16]; of an embedding [V, rows]; NULL: the node stays as it is */
+  int32_t rows;  /* of a: a multiple of 16, but for an embedding */
+  const float* scales; /* [rows] */
+  oct_lora_segment segments[OCT_MAX_SEGMENTS];
+} oct_lora_site;
+
+/* An adapter, with matrices in BF16 or F32. */
+typedef struct oct_lora {
+  int32_t format, num_sites;
+  const oct_lora_site* sites; /* by the number that nodes have */
+} oct_lora;
+
 /* One fused op of a step: all workers do their part of it, and meet before the next. `args` is the
  * struct of the op; its `rows`, `row_index` and `head`, and the sequences, are those of the step. It
  * is read at every step, so that a pointer to a table can be replaced between two steps. */
@@ -636,6 +662,7 @@ typedef struct oct_node {
   int32_t op;
   int32_t meets; /* whether all ranks of the group meet before the next op */
   int32_t own_rows; /* LINEAR and LATENT: of the rank's own sequences alone (oct_batch), maybe none */
+  int32_t lora_site; /* what adapters call it; -1: they cannot change it */
   const void* args;
 } oct_node;
 
@@ -691,6 +718,10 @@ typedef struct oct_batch {
   /* The rank's own sequences, for nodes with own_rows: they are next to each other. Blocks of others are
    * not looked at. */
   int32_t first_own_seq, num_own_seqs;
+  /* Adapters: of sequence s loras[lora_of_seq[s]], or none, -1. NULL: no sequence has any. */
+  const int32_t* lora_of_seq; /* [S] */
+  const oct_lora* const* loras; /* [num_loras] */
+  int32_t num_loras;
 } oct_batch;
 
 /* Set, for each row of the head, whether its logits are needed, and not their maximum alone: 0 or 1. */

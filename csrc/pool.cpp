@@ -40,7 +40,7 @@ namespace {
 
 constexpr int kMaxThreads = 256;
 constexpr int kScratchSlots = 8;
-constexpr int kSharedSlots = 4;
+constexpr int kSharedSlots = 5;
 
 // Kernels count on the default rounding and on denormals, whatever the calling thread is set to
 // (torch.set_flush_denormal changes it for one thread): results would depend on the thread.

@@ -33,7 +33,7 @@ struct Worker {
   // then must need no destructor.
   void* scratch(int slot, size_t bytes) const;
   // The same, but one for all workers: to be asked for by all of them, with the same size, between
-  // the same barriers. Slots 0..3. What an earlier request of this call returned stays readable to
+  // the same barriers. Slots 0..4. What an earlier request of this call returned stays readable to
   // the end of the call.
   void* shared(int slot, size_t bytes) const;
 };

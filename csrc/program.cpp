@@ -18,6 +18,7 @@
 #include "group.h"
 #include "kernels.h"
 #include "latent.h"
+#include "lora.h"
 #include "own_rows.h"
 #include "recurrence.h"
 #include "rows.h"
@@ -128,17 +129,24 @@ void sample(float* logits, int32_t r, const oct_program& program, const oct_batc
     logprobs_of_row(before, program.vocab, batch.tokens[r], batch.logprobs[r], worker);
 }
 
-void run_head(const oct_linear_args& node, const oct_program& program, const oct_batch& batch,
-              const Worker& worker) {
+void run_linear(const oct_node& node, const oct_linear_args& args, const StepLoras& loras,
+                const LoraRows& rows, const Worker& worker) {
+  LoraSums sums;
+  if (!loras.change(node)) return linear(args, worker);
+  if (sums.compute(loras, rows, node.lora_site, args, worker)) linear(args, worker, &sums);
+}
+
+void run_head(const oct_node& node, const oct_program& program, const oct_batch& batch,
+              const StepLoras& loras, const Worker& worker) {
   if (batch.num_out == 0) return;
+  oct_linear_args args = *static_cast<const oct_linear_args*>(node.args);
   const HeadMemory memory(program, batch, worker);
   oct_head head = {memory.logits, memory.best_logit, memory.best_id,
-                   node.head ? node.head->softcap : 0.0f, node.head ? node.head->first_id : 0};
-  oct_linear_args args = node;
+                   args.head ? args.head->softcap : 0.0f, args.head ? args.head->first_id : 0};
   args.rows = batch.num_out;
   args.row_index = batch.out_rows;
   args.head = &head;
-  linear(args, worker);
+  run_linear(node, args, loras, loras.head_rows(), worker);
   if (program.group) {
     if (!meet_for_samples(program, batch, memory, head.first_id, worker)) return;
   } else if (!worker.barrier()) {
@@ -192,15 +200,17 @@ void run_own_rows(const oct_node& node, const oct_batch& batch, const OwnRows& o
 }
 
 void run_node(const oct_node& node, const oct_program& program, const oct_batch& batch,
-              const StepPrefixes& prefixes, const OwnRows& own, const Worker& worker) {
+              const StepPrefixes& prefixes, const OwnRows& own, const StepLoras& loras,
+              const Worker& worker) {
   if (node.own_rows) return run_own_rows(node, batch, own, worker);
   switch (node.op) {
     case OCT_OP_EMBED:
-      return embed(*static_cast<const oct_embed_args*>(node.args), batch, worker);
+      return embed(*static_cast<const oct_embed_args*>(node.args), batch,
+                   loras.change(node) ? &loras : nullptr, node.lora_site, worker);
     case OCT_OP_LINEAR: {
       oct_linear_args args = *static_cast<const oct_linear_args*>(node.args);
       args.rows = batch.seqs.num_tokens;
-      return linear(args, worker);
+      return run_linear(node, args, loras, loras.rows(), worker);
     }
     case OCT_OP_ATTENTION: {
       const auto& args = *static_cast<const oct_attention_args*>(node.args);
@@ -211,7 +221,7 @@ void run_node(const oct_node& node, const oct_program& program, const oct_batch&
     case OCT_OP_CHECK:
       return check(*static_cast<const oct_check_args*>(node.args), batch, worker);
     case OCT_OP_HEAD:
-      return run_head(*static_cast<const oct_linear_args*>(node.args), program, batch, worker);
+      return run_head(node, program, batch, loras, worker);
     case OCT_OP_LATENT:
       return latent(*static_cast<const oct_latent_args*>(node.args), batch.seqs, worker);
     case OCT_OP_EXPERTS:
@@ -466,6 +476,7 @@ int32_t check_step(const oct_program& program, const oct_batch& batch, int32_t b
   for (int32_t i = begin; i < program.num_nodes && code == OCT_OK; i++) {
     code = check_node(program.nodes[i], program, batch, own);
   }
+  if (code == OCT_OK) code = check_loras(program, batch);
   if (code == OCT_OK) code = check_multi_step(program, batch, own);
   return code == OCT_OK ? check_asked(program, batch) : code;
 }
@@ -481,15 +492,16 @@ int32_t oct_step(oct_pool* pool, const oct_program* program, const oct_batch* ba
   if (code != OCT_OK) return leave(program->group, code);
   MultiStep steps(*program, *batch);
   StepPrefixes prefixes;
-  if (!steps.has_memory() || !prefixes.find(*program, *batch)) {
-    fail(OCT_ERR_MEMORY, "no memory for the steps of one call, or for what sequences share");
+  StepLoras loras;
+  if (!steps.has_memory() || !prefixes.find(*program, *batch) || !loras.find(*batch)) {
+    fail(OCT_ERR_MEMORY, "no memory for the steps of one call, or for what sequences share or have");
     return leave(program->group, OCT_ERR_MEMORY);
   }
   const auto compute = [&](const Worker& worker) {
     do {
       for (int32_t i = begin; i < program->num_nodes; i++) {
         const oct_node& node = program->nodes[i];
-        run_node(node, *program, steps.current(), prefixes, own, worker);
+        run_node(node, *program, steps.current(), prefixes, own, loras, worker);
         if (!worker.barrier(node.meets ? program->group : nullptr)) return;
       }
     } while (steps.next(worker));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "lora.h"
 #include "pack.h"
 #include "positions.h"
 #include "simd.h"
@@ -99,7 +100,8 @@ void norm_row(const float* x, const float* weight, float eps, int width, float* 
   });
 }
 
-void embed(const oct_embed_args& args, const oct_batch& batch, const Worker& worker) {
+void embed(const oct_embed_args& args, const oct_batch& batch, const StepLoras* loras, int site,
+           const Worker& worker) {
   const int width = args.table.k;
   const Range mine = share(batch.seqs.num_tokens, worker.rank, worker.size);
   for (int t = mine.begin; t < mine.end; t++) {
@@ -110,6 +112,8 @@ void embed(const oct_embed_args& args, const oct_batch& batch, const Worker& wor
         store_first(x + i, mul(load_first(x + i, n), set1(args.scale)), n);
       });
     }
+    if (const int lora = loras ? loras->rows().lora_of(t) : -1; lora >= 0)
+      add_embedding(loras->lora(lora), site, batch.token_ids[t], args.scale, width, x);
     if (args.positions.data) add_position(args, batch.seqs, t, worker, x);
   }
 }

@@ -6,7 +6,11 @@
 
 namespace octavo {
 
-void embed(const oct_embed_args& args, const oct_batch& batch, const Worker& worker);
+class StepLoras;  // lora.h
+
+// `loras`: adapters that change it, by their `site`; NULL: none does.
+void embed(const oct_embed_args& args, const oct_batch& batch, const StepLoras* loras, int site,
+           const Worker& worker);
 void rows(const oct_rows_args& args, const oct_batch& batch, const Worker& worker);
 void check(const oct_check_args& args, const oct_batch& batch, const Worker& worker);
 

@@ -23,6 +23,7 @@ from octavo.core.structured_outputs import (
     StructuredOutputsParams as StructuredOutputsParams,
 )
 from octavo.llm import LLM as LLM
+from octavo.lora.request import LoRARequest as LoRARequest
 from octavo.serving.beam_search import (
     BeamSearchOutput as BeamSearchOutput,
 )

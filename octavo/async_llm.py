@@ -14,6 +14,8 @@ from octavo.base.errors import ENDINGS, EngineError, InvalidRequestError, Octavo
 from octavo.base.plain_numbers import plain
 from octavo.core.engine import EngineStep
 from octavo.core.sampling_params import RequestOutputKind, SamplingParams
+from octavo.lora.request import LoRARequest
+from octavo.serving.adapters import ChosenLora
 from octavo.serving.answer_reader import AnswerReader
 from octavo.serving.call_arguments import (
     ChatSettings,
@@ -147,7 +149,7 @@ class AsyncLLM:
         request_id: str,
         *,
         prompt_text: str | None = None,
-        lora_request: Any = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
@@ -160,18 +162,19 @@ class AsyncLLM:
         ``sampling_params.output_kind`` chooses its content: the whole output so far, the part that
         is new since the last one (which costs the same at each, however long the answer is), or,
         with FINAL_ONLY, all of it at the end. A caller that asks for the next output late gets all
-        that is new by then in one. Arguments of vLLM's whose features octavo lacks
-        (``lora_request``, ``tokenization_kwargs``, ``trace_headers``, …) accept only None.
+        that is new by then in one. ``lora_request`` is the adapter that answers. Arguments of
+        vLLM's whose features octavo lacks (``tokenization_kwargs``, ``trace_headers``, …) accept
+        only None.
 
         Raises:
             RequestError: the prompt or the parameters cannot be served.
+            ModelError: the adapter cannot be read, or is of another model.
             EngineError: the engine was shut down.
 
         A request that fails inside the engine ends with the finish_reason "error".
         """
         refuse_unsupported(
             prompt_text=prompt_text,
-            lora_request=lora_request,
             tokenization_kwargs=tokenization_kwargs,
             trace_headers=trace_headers,
             data_parallel_rank=data_parallel_rank,
@@ -182,7 +185,8 @@ class AsyncLLM:
         def tokenize() -> _Prompt:
             return (*self._text_engine.tokenize(prompt), None)
 
-        return self._answer(tokenize, sampling_params.clone(), request_id, plain(priority), salt)
+        params = sampling_params.clone()
+        return self._answer(tokenize, params, request_id, plain(priority), salt, lora_request)
 
     def chat(
         self,
@@ -200,6 +204,7 @@ class AsyncLLM:
         parallel_tool_calls: bool | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation, through the model's chat template: the arguments are those of
         ``LLM.chat``, the outputs those of ``generate``."""
@@ -218,7 +223,7 @@ class AsyncLLM:
             return settings.prompt(self._text_engine.chat_templates, messages)
 
         params = sampling_params.clone()
-        return self._answer(tokenize, params, request_id, plain(priority), cache_salt)
+        return self._answer(tokenize, params, request_id, plain(priority), cache_salt, lora_request)
 
     async def _answer(
         self,
@@ -227,6 +232,7 @@ class AsyncLLM:
         request_id: str,
         priority: int,
         cache_salt: str,
+        lora_request: LoRARequest | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         if params.output_kind is RequestOutputKind.DELTA:
             check_streamable(params)
@@ -240,8 +246,11 @@ class AsyncLLM:
             (text, ids, reader), params, mask = await asyncio.to_thread(
                 self._encode, tokenize, params
             )
+            lora: ChosenLora | None = None
+            if lora_request is not None:
+                lora = await asyncio.to_thread(self._loaded.adapters.choose, lora_request)
             self._engine_loop.tell(
-                lambda: self._add(mailbox, text, ids, mask, params, priority, cache_salt)
+                lambda: self._add(mailbox, text, ids, mask, params, priority, cache_salt, lora)
             )
             deltas = await mailbox.read()
             assert mailbox.group is not None  # it was added before its first delta came
@@ -309,6 +318,7 @@ class AsyncLLM:
         params: SamplingParams,
         priority: int,
         cache_salt: str,
+        lora: ChosenLora | None,
     ) -> None:
         try:
             mailbox.group = self._text_engine.add(
@@ -319,6 +329,7 @@ class AsyncLLM:
                 priority=priority,
                 cache_salt=cache_salt,
                 prepared_mask=mask,
+                lora=lora,
             )
         except BaseException as error:
             mailbox.fail(error)

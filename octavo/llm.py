@@ -18,6 +18,8 @@ from octavo.base.errors import (
 from octavo.base.plain_numbers import plain, plain_list
 from octavo.core.engine import EngineStep
 from octavo.core.sampling_params import SamplingParams
+from octavo.lora.request import LoRARequest
+from octavo.serving.adapters import ChosenLora, lora_requests_of
 from octavo.serving.answer_reader import AnswerReader
 from octavo.serving.beam_search import (
     BeamSearch,
@@ -127,7 +129,7 @@ class LLM:
         *,
         use_tqdm: UseTqdm = False,
         priority: Sequence[int] | None = None,
-        lora_request: Any = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
         parse_special: bool = False,
@@ -143,17 +145,19 @@ class LLM:
                 ``tqdm``.
             priority: of each prompt; those with a lower one are served first.
             parse_special: the text of special tokens in prompts means these tokens.
-            lora_request, tokenization_kwargs, mm_processor_kwargs: for vLLM's callers; octavo has
-                no such features, so only None is accepted.
+            lora_request: the adapter that answers; one for all prompts, or a list with one for
+                each. Its files are read the first time.
+            tokenization_kwargs, mm_processor_kwargs: for vLLM's callers; octavo has no such
+                features, so only None is accepted.
 
         A prompt that cannot be served gets an output with finish_reason "error" and the reason in
         ``error``, and the others are served.
 
         Raises:
             RequestError: no prompt could be served at all; the first one's reason.
+            ModelError: an adapter cannot be read, or is of another model.
         """
         refuse_unsupported(
-            lora_request=lora_request,
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
         )
@@ -163,7 +167,8 @@ class LLM:
             return self._prompt(listed[index], parse_special)
 
         params = _as_params(sampling_params, len(listed), self.default_sampling_params)
-        return self._run(tokenize, params, use_tqdm, _as_priorities(priority, len(listed)))
+        priorities = _as_priorities(priority, len(listed))
+        return self._run(tokenize, params, use_tqdm, priorities, lora_request)
 
     def beam_search(
         self,
@@ -237,7 +242,7 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: UseTqdm = False,
-        lora_request: Any = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -271,7 +276,6 @@ class LLM:
             lora_request, tokenization_kwargs, mm_processor_kwargs: as in ``generate``.
         """
         refuse_unsupported(
-            lora_request=lora_request,
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
         )
@@ -293,7 +297,8 @@ class LLM:
             return self._chat_prompt(template, conversations[index])
 
         params = _as_params(sampling_params, len(conversations), self.default_sampling_params)
-        return self._run(tokenize, params, use_tqdm, [0] * len(conversations))
+        priorities = [0] * len(conversations)
+        return self._run(tokenize, params, use_tqdm, priorities, lora_request)
 
     def stream(
         self,
@@ -301,6 +306,7 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         parse_special: bool = False,
+        lora_request: LoRARequest | None = None,
     ) -> AnswerStream:
         """Complete one prompt, and yield its answer piece by piece.
 
@@ -309,7 +315,7 @@ class LLM:
         one chunk, the whole answer. The request ends early when the iterator is closed or
         garbage-collected.
         """
-        return self._stream(self._prompt(prompt, parse_special), sampling_params)
+        return self._stream(self._prompt(prompt, parse_special), sampling_params, lora_request)
 
     def stream_chat(
         self,
@@ -324,6 +330,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tool_choice: Any = None,
         parallel_tool_calls: bool | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AnswerStream:
         """Answer one conversation, and yield the answer piece by piece; see ``chat`` and
         ``stream``."""
@@ -337,7 +344,7 @@ class LLM:
             tool_choice,
             parallel_tool_calls,
         )
-        return self._stream(self._chat_prompt(template, messages), sampling_params)
+        return self._stream(self._chat_prompt(template, messages), sampling_params, lora_request)
 
     def close(self) -> None:
         """Abort all requests, of other threads too, and release the model. May be repeated.
@@ -361,7 +368,9 @@ class LLM:
         params: Sequence[SamplingParams],
         use_tqdm: UseTqdm,
         priorities: Sequence[int],
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None,
     ) -> list[RequestOutput]:
+        loras = [self._lora(each) for each in lora_requests_of(lora_request, len(params))]
         call = _Call(self.get_tokenizer(), open_bar(use_tqdm, len(params)))
         ids = [str(next(self._ids)) for _ in params]
         try:
@@ -373,7 +382,10 @@ class LLM:
                     except RequestError as error:
                         call.refused[index] = error
                     else:
-                        waiting.append(pending._replace(place=index, priority=priorities[index]))
+                        pending = pending._replace(
+                            place=index, priority=priorities[index], lora=loras[index]
+                        )
+                        waiting.append(pending)
                 self._add_all(waiting, call.inbox, call.open, call.refuse)
             if call.refused and not call.builders:
                 raise call.refused[min(call.refused)]
@@ -396,6 +408,9 @@ class LLM:
     def _chat_prompt(self, template: ChatSettings, messages: Conversation) -> _Prompt:
         prompt = template.prompt(self._text_engine.chat_templates, messages)
         return _Prompt(prompt.text, prompt.token_ids, reader=prompt.reader)
+
+    def _lora(self, lora_request: LoRARequest | None) -> ChosenLora | None:
+        return None if lora_request is None else self._loaded.adapters.choose(lora_request)
 
     def _pending_prompt(
         self, request_id: str, prompt: _Prompt, params: SamplingParams
@@ -444,6 +459,7 @@ class LLM:
             cache_salt=pending.prompt.cache_salt,
             priority=pending.priority,
             prepared_mask=pending.mask,
+            lora=pending.lora,
         )
         inbox.expect(group)
         self._inboxes[pending.request_id] = inbox
@@ -462,7 +478,13 @@ class LLM:
             self._inboxes.pop(request_id, None)
             self._text_engine.abort(request_id)
 
-    def _stream(self, prompt: _Prompt, sampling_params: SamplingParams | None) -> AnswerStream:
+    def _stream(
+        self,
+        prompt: _Prompt,
+        sampling_params: SamplingParams | None,
+        lora_request: LoRARequest | None,
+    ) -> AnswerStream:
+        lora = self._lora(lora_request)
         params = sampling_params or self.default_sampling_params()
         check_streamable(params)
         request_id = str(next(self._ids))
@@ -474,7 +496,7 @@ class LLM:
 
         try:
             # Queued now and not at the first next(), so that a refusal is raised by this call.
-            pending = self._pending_prompt(request_id, prompt, params)
+            pending = self._pending_prompt(request_id, prompt, params)._replace(lora=lora)
             self._add_all(deque([pending]), inbox, lambda _, group: groups.append(group), refuse)
             return AnswerStream(
                 self._shared_loop,
@@ -512,6 +534,7 @@ class _PendingPrompt(NamedTuple):
     mask: PreparedMask
     place: int = 0  # among the prompts of a call
     priority: int = 0
+    lora: ChosenLora | None = None
 
 
 class _Call:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from octavo.core.adapters import Adapters
 from octavo.core.admission import AdmissionPolicy, ContinuousAdmission, StaticAdmission
 from octavo.core.block_manager import BlockManager
 from octavo.core.block_pools import BlockPools, Blocks
@@ -34,6 +35,7 @@ def build_engine(
     store: BlockStore | None = None,
     meter: StepMeter | None = None,
     stage_seconds: StageSeconds | None = None,
+    adapters: Adapters | None = None,
 ) -> Engine:
     """Make the scheduler, the block manager and the prefix cache, and an engine of them.
 
@@ -42,6 +44,7 @@ def build_engine(
         proposer: makes drafts; None for no speculative decoding.
         store: receives evicted blocks.
         meter: measures the engine's steps.
+        adapters: those that requests may have; None for none.
         stage_seconds: of chunks of prompts in a stage of a pipeline, by which they are sized.
     """
     block_manager = _blocks(config.cache, executor, store)
@@ -50,7 +53,7 @@ def build_engine(
     share: StepShare = WholeShare()
     if executor.depth > 1 and not executor.feeds_tokens:
         share = PipelineShare(executor.depth, limits.max_num_batched_tokens, stage_seconds)
-    scheduler = Scheduler(limits, block_manager, admission, proposer, share)
+    scheduler = Scheduler(limits, block_manager, admission, proposer, share, adapters)
     return Engine(scheduler, executor, clock, meter)
 
 

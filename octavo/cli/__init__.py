@@ -46,6 +46,7 @@ COMMANDS = {
     "perplexity": Command("perplexity", "configure", "measure how well a model predicts a text"),
     "trace": Command("trace", "COMMANDS", "convert and describe traces of requests"),
     "quantize": Command("quantize", "configure", "make a smaller model, and judge it"),
+    "lora": Command("lora", "COMMANDS", "adapters of a model: merge one into it"),
     "train-draft": Command("train_draft", "configure", "train heads that draft a model's tokens"),
     "place-experts": Command("place_experts", "configure", "which ranks have which experts"),
     "build": Command("build", "configure", "make a model ready, as a folder that starts at once"),

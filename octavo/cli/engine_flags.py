@@ -22,6 +22,10 @@ from octavo.hub import DEFAULT_MODEL
 from octavo.settings.engine import EngineArgs, parse_bytes
 from octavo.settings.replica_range import parse_replicas
 
+# Settings that are sizes in bytes.
+_SIZES = (
+    *("kv_cache_memory", "kv_buffer_size", "response_cache", "max_unread_bytes", "lora_memory"),
+)
 # Settings of an engine that are in the short help of commands.
 _OFTEN = (*("device", "kv_cache_dtype", "max_model_len", "max_num_seqs", "spec_method", "threads"),)
 
@@ -122,7 +126,7 @@ def _settings(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     """Return the settings of argparse for a field whose type is ``hint``."""
     if field.metadata["choices"]:
         return {"choices": field.metadata["choices"]}
-    if field.name in ("kv_cache_memory", "kv_buffer_size", "response_cache", "max_unread_bytes"):
+    if field.name in _SIZES:
         return {"type": _bytes, "metavar": "BYTES"}
     if field.name == "max_model_len":
         return {"type": _length, "metavar": "N"}
@@ -134,6 +138,8 @@ def _settings(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
         return {"type": _replicas, "metavar": "N"}
     if field.name == "ray_address":
         return {"metavar": "HOST:PORT"}
+    if field.name == "lora":
+        return {"action": "extend", "nargs": "+", "metavar": "NAME=PATH"}
     if typing.get_origin(hint) is tuple:
         return {"action": "append", "metavar": field.name.rpartition("_")[2].upper()}
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)

@@ -27,7 +27,8 @@ from octavo.core.step_meter import NoMeter, StepMeter
 
 _log = logging.getLogger("octavo")
 
-# Seconds of one wait while all requests wait for the store: between two, the caller gets control.
+# Seconds of one wait while all requests wait for the store, or for adapters: between two, the
+# caller gets control.
 _STORE_SECONDS = 0.005
 # Seconds at the end for blocks that are not in the store yet.
 _LAST_SECONDS = 1.0
@@ -156,7 +157,7 @@ class Engine:
         if not batch.items:
             self._drop_step(batch)
             may_wait = not self.scheduler.requests or self._submitted
-            if not may_wait and not self._store.wait(_STORE_SECONDS):
+            if not may_wait and not self._wait():
                 raise EngineError("the scheduler is stuck: nothing can run, and nothing is running")
             return False
         self._idle_audit.restart()
@@ -178,6 +179,12 @@ class Engine:
             raise
         self._submitted.append(_Submitted(batch, handle, now))
         return True
+
+    def _wait(self) -> bool:
+        """Wait a moment for KV from the store, or for an adapter, where no request can run without
+        these. Returns False if nothing comes."""
+        loads = self.scheduler.adapters.wait(_STORE_SECONDS)
+        return self._store.wait(0 if loads else _STORE_SECONDS) or loads
 
     def _next_batch(self) -> Batch:
         while self._halves:

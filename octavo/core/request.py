@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from octavo.core.repetition import Repetition
 from octavo.core.sampling_params import SamplingParams
@@ -33,6 +34,15 @@ class FinishReason(Enum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+
+
+class Adapter(Protocol):
+    """Weights that change those of the model, for some requests; see ``core/adapters.py``."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of its content."""
+        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -64,8 +74,9 @@ class Request:
     eos_token_ids: tuple[int, ...] = ()
     # Tokens that it may generate. A mask follows the tokens of one request: none is shared.
     mask: TokenMask | None = field(default=None, repr=False)
-    # Tenants with different salts never share a cached block.
+    # Requests with different salts never share a cached block: tenants, and adapters.
     cache_salt: str = ""
+    adapter: Adapter | None = field(default=None, repr=False)
     # For fair shares among waiting requests (core/fair_queue.py): a tenant of twice the weight gets
     # twice the tokens.
     tenant: str = ""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from octavo.base.errors import ConfigError, InvalidRequestError
+from octavo.core.adapters import Adapters, AdapterState, NoAdapters
 from octavo.core.admission import AdmissionPolicy, ContinuousAdmission
 from octavo.core.batch import (
     NO_TOKEN_LEFT,
@@ -123,12 +124,14 @@ class Scheduler:
         admission: AdmissionPolicy | None = None,
         proposer: DraftProposer | None = None,
         share: StepShare | None = None,
+        adapters: Adapters | None = None,
     ):
         assert proposer is None or not block_manager.states.exist, "a state is not taken back"
         self.config = config
         self.share: StepShare = share or WholeShare()
         self.block_manager: Blocks = block_manager
         self.admission: AdmissionPolicy = admission or ContinuousAdmission()
+        self.adapters: Adapters = adapters or NoAdapters()
         self.proposer = proposer
         self.lookahead = Lookahead(
             block_manager, config.max_multi_steps, proposer, runs_ahead=config.runs_ahead
@@ -448,6 +451,7 @@ class Scheduler:
         max_num_seqs = self.config.max_num_seqs
         if budget == 0 or len(self.running) >= max_num_seqs:
             return
+        adapters_are_full = False
         for request in self.waiting.in_order():
             if budget == 0 or len(self.running) >= max_num_seqs:
                 return
@@ -455,6 +459,13 @@ class Scheduler:
                 return
             if self._awaits_fork(request):
                 continue
+            if (adapter := request.adapter) is not None:
+                state = AdapterState.FULL
+                if not adapters_are_full:
+                    state = self.adapters.ask(adapter, self.running)
+                if state is not AdapterState.READY:
+                    adapters_are_full |= state is AdapterState.FULL
+                    continue
             shared = self.block_manager.place(request, self.running, self._shared_prefix)
             if shared.stored.is_awaited:
                 continue

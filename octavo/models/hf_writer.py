@@ -19,6 +19,7 @@ from octavo.base.errors import ConfigError
 from octavo.base.files import NewFolder
 from octavo.base.model_files import ModelFolder, check_free
 from octavo.models.checkpoint import Checkpoint, GGUFFiles
+from octavo.models.config import ModelConfig
 from octavo.models.config_to_hf import generation_config, hf_config
 from octavo.models.parameters import FileTensor, Parameters
 from octavo.models.safetensors_writer import NewTensor, write_safetensors
@@ -33,6 +34,7 @@ def write_hf_folder(
     *,
     dtype: GGMLType = GGMLType.F32,
     quantization_config: Mapping[str, Any] | None = None,
+    config: ModelConfig | None = None,
 ) -> None:
     """Write a folder of the model of an open checkpoint, where nothing is, or an empty folder.
 
@@ -41,6 +43,7 @@ def write_hf_folder(
             for one by one. None: those of the checkpoint, in ``dtype``.
         dtype: F32, F16 or BF16; what ``config.json`` says. Other ``tensors`` may have any.
         quantization_config: what ``config.json`` says of how ``tensors`` are quantized.
+        config: of the model that ``tensors`` are of; None: the checkpoint's, in this layout.
 
     Raises:
         ModelError: the checkpoint cannot be read, or such a folder cannot say what it is.
@@ -48,11 +51,12 @@ def write_hf_folder(
     """
     check_free(Path(out))
     parameters = Parameters(checkpoint)
-    config = hf_config(parameters.config, dtype.name, quantization_config)
+    config = parameters.config if config is None else config
+    described = hf_config(config, dtype.name, quantization_config)
     try:
         with NewFolder(out) as new:
-            _write_json(new.folder / "config.json", config)
-            generation = generation_config(parameters.config)
+            _write_json(new.folder / "config.json", described)
+            generation = generation_config(config)
             _write_json(new.folder / "generation_config.json", generation)
             _write_tokenizer(new.folder, checkpoint.origin)
             chosen = float_tensors(parameters, dtype) if tensors is None else tensors
@@ -65,15 +69,17 @@ def write_hf_folder(
 def float_tensors(parameters: Parameters, dtype: GGMLType = GGMLType.F32) -> Iterator[NewTensor]:
     """Every tensor of a folder, rounded to ``dtype``, one of F32, F16 and BF16."""
     for tensor in parameters.tensors:
-        yield _file_tensor(parameters, tensor, dtype)
+        yield float_tensor_of(parameters, tensor, dtype)
 
 
 def float_tensor(parameters: Parameters, name: str, dtype: GGMLType = GGMLType.F32) -> NewTensor:
     """A parameter by its own name, of which no more than some rows are in memory at once."""
-    return _file_tensor(parameters, FileTensor(name, (name,), parameters.shape(name)), dtype)
+    tensor = FileTensor(name, (name,), parameters.shape(name))
+    return float_tensor_of(parameters, tensor, dtype)
 
 
-def _file_tensor(parameters: Parameters, tensor: FileTensor, dtype: GGMLType) -> NewTensor:
+def float_tensor_of(parameters: Parameters, tensor: FileTensor, dtype: GGMLType) -> NewTensor:
+    """A tensor of a folder, rounded to ``dtype``."""
     assert dtype in FLOAT_TYPES, dtype
     shape = tensor.shape
     if tensor.is_transposed:

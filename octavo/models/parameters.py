@@ -256,17 +256,17 @@ class Parameters:
         """The rows of the checkpoint as they follow each other in this layout, int64 [rows]; None
         if that is their order."""
         source, wanted = self._stored.rope, self.config.rope
-        rotated = _rotated(name, self.config)
+        rotated = rotated_rows(name, self.config)
         if source.interleaved == wanted.interleaved or rotated is None:
             return None
-        return _row_order(self.shape(name)[0], *rotated, wanted)
+        return rope_row_order(self.shape(name)[0], *rotated, wanted)
 
 
 def _is_norm(name: str) -> bool:
     return name.endswith("norm.weight") and not name.endswith("mixer.norm.weight")
 
 
-def _rotated(name: str, config: ModelConfig) -> tuple[int, int] | None:
+def rotated_rows(name: str, config: ModelConfig) -> tuple[int, int] | None:
     """Head size, and first rotated row of a head, for parameters of q and k, whose order of rows
     depends on how rope pairs them. None for all others."""
     module, latent = name.rpartition(".")[0], config.latent
@@ -279,7 +279,7 @@ def _rotated(name: str, config: ModelConfig) -> tuple[int, int] | None:
     return None
 
 
-def _row_order(num_rows: int, head_dim: int, first: int, wanted: RopeConfig) -> np.ndarray:
+def rope_row_order(num_rows: int, head_dim: int, first: int, wanted: RopeConfig) -> np.ndarray:
     """The row of the other layout that each row is, int64 [num_rows]."""
     half = wanted.rotary_dim // 2
     head = np.arange(head_dim)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -206,6 +206,12 @@ class CudaForward:
     def feeds(self, request: Request) -> bool:
         """Return whether a step may go on from a token that the host has not received yet."""
         return needs_host(request.params) is None
+
+    def open_loras(self, dtype: str) -> NoReturn:
+        raise ConfigError(
+            "adapters: the fused kernels of a GPU have none; set kernels to reference, or merge "
+            "the adapter into the model"
+        )
 
     def exit_after(self, num_layers: int) -> CudaForward:
         """See :meth:`octavo.runtime.forward.Forward.exit_after`. Only inputs take new memory."""

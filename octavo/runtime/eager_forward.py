@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
 import torch
 
+from octavo.base.errors import ConfigError
 from octavo.core.batch import Batch, TokenLogprobs
 from octavo.core.executor import Probe
 from octavo.core.request import Request
 from octavo.core.state_types import NO_STATE
 from octavo.kernels.dispatch import Ops
 from octavo.kernels.recurrence import LayerStates, SequenceStates
+from octavo.layers.module import Module
 from octavo.layers.taps import with_taps
 from octavo.models.kv_groups import one_table
 from octavo.models.registry import CausalLM
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.eager_attention import EagerAttention, PagedAttention
+from octavo.runtime.eager_lora import EagerLora, EagerLoras
 from octavo.runtime.forward import ForwardOutput, ObservedRunner, SampledRows
 from octavo.runtime.input_batch import InputBatch, StepInputs, blocks_of_row, state_steps
 from octavo.runtime.kv_cache import KVCache
@@ -118,6 +121,15 @@ class EagerForward:
         self._hidden: torch.Tensor
         self._context: EagerContext
         self._rope_tables = RopeTables()
+        self._loras: EagerLoras | None = None
+        self._lora_rows: Sequence[EagerLora | None] = ()  # of the last batch
+
+    def open_loras(self, dtype: str) -> EagerLoras:
+        if dtype == "bfloat16":
+            raise ConfigError("lora_dtype bfloat16: reference ops keep adapters in float32")
+        assert isinstance(self.model, Module)
+        self._loras = EagerLoras(self.model, self._ops, self._device)
+        return self._loras
 
     def exit_after(self, num_layers: int) -> EagerForward:
         """See :meth:`octavo.runtime.forward.Forward.exit_after`."""
@@ -130,6 +142,7 @@ class EagerForward:
     @torch.inference_mode()
     def submit(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput:
         inputs = self._input_batch.build(batch)
+        self._lora_rows = () if self._loras is None else self._loras.rows_of(batch)
         self._context = self._make_context(inputs, batch)
         begin = time.perf_counter()
         hidden = self.model(self._tensor(inputs.token_ids), self._context)
@@ -140,7 +153,7 @@ class EagerForward:
         sampling = SampledRows(batch, inputs.query_start, weighed)
         rows = ForwardOutput(inputs.query_start, (~is_sound).nonzero()[:, 0].tolist())
         if sampling.at:
-            logits = self._compute_logits(self._hidden[sampling.at])
+            logits = self._compute_logits(sampling.at)
             own = [sampling_row(request) for request in sampling.requests]
             chosen = sample(logits, own)
             sampling.give(rows, chosen.token_ids, chosen.errors, chosen.logprobs.__getitem__)
@@ -151,7 +164,7 @@ class EagerForward:
 
     @torch.inference_mode()
     def logits(self, rows: range) -> torch.Tensor:
-        return self._compute_logits(self._hidden[rows.start : rows.stop])
+        return self._compute_logits(rows)
 
     def hidden_states(self, depth: int) -> np.ndarray:
         return self._streams[depth].float().cpu().numpy()
@@ -165,9 +178,12 @@ class EagerForward:
             runner, self.model, self.kv_cache, self._device, getattr(torch, self._ops.dtype)
         )
 
-    def _compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _compute_logits(self, rows: Sequence[int]) -> torch.Tensor:
         begin = time.perf_counter()
-        logits = self.model.compute_logits(hidden, self._context)
+        context = self._context
+        if self._lora_rows:
+            context = replace(context, ops=self._ops_of([self._lora_rows[row] for row in rows]))
+        logits = self.model.compute_logits(self._hidden[[*rows]], context)
         self.kernel_seconds += time.perf_counter() - begin
         return cast(torch.Tensor, logits)
 
@@ -175,10 +191,14 @@ class EagerForward:
         return EagerContext(
             positions=self._tensor(inputs.positions),
             attention=self._attention.plan(inputs),
-            ops=self._ops,
+            ops=self._ops_of(self._lora_rows),
             rope_tables=self._rope_tables,
             layer_states=() if self._states is None else self._states.of_step(inputs, batch),
         )
+
+    def _ops_of(self, loras: Sequence[EagerLora | None]) -> Ops:
+        """Return the ops for rows with these adapters."""
+        return self._ops if self._loras is None else self._loras.ops(loras)
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)

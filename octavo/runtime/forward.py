@@ -22,6 +22,8 @@ from octavo.runtime.sampling_row import DraftedRow, rows_of
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from octavo.lora.targets import LowRank
+
 # Tensors where PyTorch runs the model; arrays of native kernels, which do not need PyTorch.
 Logits: TypeAlias = "np.ndarray | Tensor"
 
@@ -136,6 +138,28 @@ class SampledRows:
             begin = end
 
 
+class LoraWeights(Protocol):
+    """The weights of one adapter, as a forward reads them."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+
+class Loras(Protocol):
+    """A forward that applies adapters.
+
+    ``shapes``: (outputs, inputs) of each parameter that they may change, by name; the inputs of the
+    embedding are tokens.
+    """
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, int]]: ...
+
+    def pack(self, changes: Mapping[str, LowRank]) -> LoraWeights:
+        """Return the weights of an adapter, whose changes fit the parameters. For any thread."""
+        ...
+
+
 class PendingForward(Protocol):
     """A submitted forward pass."""
 
@@ -177,6 +201,14 @@ class Forward(Protocol):
     @property
     def kernel_seconds(self) -> float:
         """Time spent in the model so far."""
+        ...
+
+    def open_loras(self, dtype: str) -> Loras:
+        """Return what packs adapters for this forward, which from then on applies those of a
+        batch's requests. ``dtype``: as ``lora_dtype`` of ``EngineArgs``.
+
+        ConfigError if it cannot have any.
+        """
         ...
 
     def exit_after(self, num_layers: int) -> Forward:

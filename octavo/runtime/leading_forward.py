@@ -11,10 +11,11 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
+from octavo.base.errors import ConfigError
 from octavo.kernels.cpu.program import Program
 from octavo.runtime.forward import KVBlocks
 from octavo.runtime.host_rows import HostRows
@@ -123,6 +124,12 @@ class LeadingForward(NativeForward):
         self._owned = array("i")  # sequences of each rank, where attention is divided by them
         self._needed = bytearray(-(-len(self._out_rows) // 4) * 4)
         self._needed_at = ctypes.addressof(ctypes.c_char.from_buffer(self._needed))
+
+    def open_loras(self, dtype: str) -> NoReturn:
+        raise ConfigError(
+            "adapters: ranks that share a model have none; set tensor_parallel_size and "
+            "pipeline_parallel_size to 1"
+        )
 
     def _make_tables(self, *sizes: int) -> RecordedTables:
         return RecordedTables(*sizes)

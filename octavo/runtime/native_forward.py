@@ -35,9 +35,12 @@ from octavo.runtime.input_batch import (
 )
 from octavo.runtime.mask_thread import LateMask, MaskThread
 from octavo.runtime.native_kv_cache import NativeCache
+from octavo.runtime.native_lora import NativeLoras
 from octavo.runtime.native_sampling import LogprobArray, SampleArray, status_error
 from octavo.runtime.probe import NativeProbe
 from octavo.runtime.prompt_logits import LOGITS_ROWS
+
+_LINEARS = (abi.OCT_OP_LINEAR, abi.OCT_OP_HEAD)
 
 
 class NativeForward:
@@ -94,6 +97,14 @@ class NativeForward:
         self._probabilities_at = array("Q", bytes(8 * rows))
         self._decode_seconds = math.inf  # of a decode step, lately; so the first call has one step
         self._arguments = self._make_arguments()
+        self._loras: NativeLoras | None = None
+
+    def open_loras(self, dtype: str) -> NativeLoras:
+        if dtype == "auto":
+            formats = {weight.format for op, weight, _ in self.program.weights() if op in _LINEARS}
+            dtype = "float32" if abi.OCT_F32 in formats else "bfloat16"
+        self._loras = NativeLoras(self.program.lora_sites, self.limits.max_num_seqs, dtype)
+        return self._loras
 
     def _make_tables(self, *sizes: int) -> BlockTables:
         return BlockTables(*sizes)
@@ -143,6 +154,8 @@ class NativeForward:
 
     def submit(self, batch: Batch, weighed: Collection[str] = ()) -> ForwardOutput:
         num_tokens, longest = self._write_sequences(batch)
+        if self._loras is not None:
+            self._loras.write(batch, self._arguments)
         if num_tokens == batch.num_seqs:  # one token each, so there are no drafts
             most = min(item.num_sampled for item in batch.items)
             if most > 1:

@@ -247,4 +247,9 @@ class NativeModel:
 
         ops = self.plan.ops if ops is None else ops
         part = self.plan.part_of(part, ops)
-        return Program(ops, library, pool, kv, struct, max_tokens, kept, group=group, part=part)
+        return Program(
+            *(ops, library, pool, kv, struct, max_tokens, kept),
+            group=group,
+            part=part,
+            name_of=self.plan.name_of,
+        )

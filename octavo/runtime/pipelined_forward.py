@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NoReturn
 
 import numpy as np
 
@@ -79,6 +80,9 @@ class PipelinedForward:
     def kernel_seconds(self) -> float:
         """Time spent in the model so far, with the time that other stages were waited for."""
         return self.program.seconds + self._seconds_waited
+
+    def open_loras(self, dtype: str) -> NoReturn:
+        raise ConfigError("adapters: stages have none; set pipeline_parallel_size to 1")
 
     def exit_after(self, num_layers: int) -> PipelinedForward:
         raise ConfigError(

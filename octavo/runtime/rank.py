@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from octavo.base.errors import ConfigError
 from octavo.core.batch import Batch, StepOutput
 from octavo.core.executor import Probe, StepHandle
 from octavo.core.request import Request
@@ -38,8 +39,10 @@ from octavo.system import machine
 if TYPE_CHECKING:
     import numpy as np
 
+    from octavo.lora.limits import LoraLimits
     from octavo.models.checkpoint import Checkpoint
     from octavo.models.registry import CausalLM
+    from octavo.runtime.lora_pool import LoraPool
 
 Progress = Callable[[int, int], None]
 
@@ -211,6 +214,22 @@ class Rank:
     def follow(self, follower: StepFollower) -> None:
         """Show every step to ``follower`` after it has been run."""
         self._started.follower = follower
+
+    def open_loras(self, limits: LoraLimits, dtype: str = "auto") -> LoraPool:
+        """Return a pool of adapters that steps apply from then on; to be called once, after the
+        start. ConfigError if there can be none here."""
+        from octavo.base.model_files import begins_as_gguf, is_engine_folder
+        from octavo.lora.targets import AdaptableModel
+        from octavo.runtime.lora_pool import LoraPool
+
+        path = self.spec.path
+        if is_engine_folder(path):
+            raise ConfigError(
+                f"adapters: {path} is an engine folder; load the model that it was made from"
+            )
+        loras = self.forward.open_loras(dtype)
+        is_gguf = path.is_file() and begins_as_gguf(path)
+        return LoraPool(AdaptableModel(self.model_config, loras.shapes, is_gguf), loras, limits)
 
     def kv_capacity(self) -> int:
         return self.forward.kv_cache.num_blocks

@@ -6,6 +6,7 @@ It is slower than octavo's kernels, and serves the families that octavo does not
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -76,6 +77,12 @@ class TransformersBackend:
 
 class _TransformersForward(EagerForward):
     model: TransformersModel
+
+    def open_loras(self, dtype: str) -> NoReturn:
+        raise ConfigError(
+            "adapters: a model that transformers runs has none here; set model_impl to octavo, or "
+            "merge the adapter into the model"
+        )
 
     def probe(self, runner: ObservedRunner) -> Probe:
         dtype = getattr(torch, self._ops.dtype)

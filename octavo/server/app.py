@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from octavo import __version__
 from octavo.base.errors import OctavoError
+from octavo.server.api import lora_adapters
 from octavo.server.api.llama_server import routes as llama_server
 from octavo.server.api.octavo import (
     deployment,
@@ -44,6 +45,7 @@ _ROUTE_MODULES = (
     chat_completions,
     completions,
     models,
+    lora_adapters,
     generate,
     operation,
     tgi,

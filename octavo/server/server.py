@@ -30,6 +30,7 @@ from octavo.server.engine.client import ProcessEngine
 from octavo.server.engine.generation import RequestRules
 from octavo.server.engine.process import ProcessLauncher
 from octavo.server.engine.response_cache import ResponseCache
+from octavo.server.engine.served_loras import ServedLoras
 from octavo.server.engine.ttft_admission import TTFTAdmission
 from octavo.server.engine.unread_output import UnreadOutputMemory
 from octavo.server.engine.waiting_queue import DEFAULT_LIMITS
@@ -87,6 +88,7 @@ class OctavoServer:
         given = tuple(name for name in settings.served_model_name if name != ANY_NAME)
         self._names = given or (model_name(args.model),)
         self._model_argument = None if given else args.model
+        self._loras = ServedLoras(path, (*self._names, args.model), args.named_adapters)
         self._metrics = Metrics(self._names[0], has_replicas=args.has_replicas)
         self._status = StatusLine(settings.status_interval)
         self._steps = StepStream()
@@ -164,6 +166,7 @@ class OctavoServer:
         with self._signals():
             starting = asyncio.create_task(self.engine.start())
             try:
+                await asyncio.to_thread(self._loras.read_named)
                 self._tokenizer = await asyncio.to_thread(load_tokenizer, self._path)
                 app = self._create_app(self._tokenizer)
                 await self._check_template()
@@ -261,6 +264,7 @@ class OctavoServer:
             model_path=self._path,
             response_cache=cache,
             replicas=self.replicas,
+            loras=self._loras,
         )
         return create_server_app(server, self._tenants)
 

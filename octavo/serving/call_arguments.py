@@ -18,7 +18,6 @@ Conversation = Sequence[Mapping[str, Any]]
 
 # Arguments of vLLM without effect here, and what to do instead.
 _UNSUPPORTED = {
-    "lora_request": "octavo has no adapters: merge them into the model before, and leave it None",
     "tokenization_kwargs": "leave it None, and give token ids where text is to be tokenized "
     "otherwise than by default",
     "mm_processor_kwargs": "octavo reads text alone: leave it None",

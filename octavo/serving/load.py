@@ -19,6 +19,7 @@ from octavo.base.gc_pause import no_collections
 from octavo.base.optional_deps import need_torch
 from octavo.runtime.capacity import Capacity, RankLimits, RankSpec
 from octavo.runtime.layout import AUTO
+from octavo.serving.adapters import EngineAdapters
 from octavo.serving.one_rank import OneRank
 from octavo.serving.stage_seconds import stage_seconds
 from octavo.serving.text_engine import TextEngine
@@ -61,9 +62,11 @@ class LoadedEngine:
         info: dict[str, Any],
         load_seconds: dict[str, float],
         ranks: OneRank,
+        adapters: EngineAdapters,
         peers: PeerStorage | None = None,
     ):
         self.ranks = ranks
+        self.adapters = adapters
         self.peers = peers  # the KV of other replicas
         self.config = config
         self.text_engine = text_engine
@@ -163,10 +166,17 @@ def _load_engine(
     executor: Executor = rank
     if around_executor is not None:
         executor = around_executor(executor)
+    adapters = _open_adapters(args, rank)
     chunks = stage_seconds(rank, model_config, spec.device)
     engine = build_engine(
-        config, executor, proposer=proposer, store=store, meter=meter, stage_seconds=chunks
+        *(config, executor),
+        proposer=proposer,
+        store=store,
+        meter=meter,
+        stage_seconds=chunks,
+        adapters=adapters.pool,
     )
+    adapters.load_all(args.named_adapters)
     phases.end("program")
     eos_token_ids = {*tokenizer.stop_token_ids, *model_config.eos_token_ids}
     info = {
@@ -187,7 +197,21 @@ def _load_engine(
     text_engine = TextEngine(
         engine, tokenizer, model_config.vocab_size, eos_token_ids, config.seed, config.device
     )
-    return LoadedEngine(config, text_engine, model_config, info, phases.seconds, ranks, peers)
+    return LoadedEngine(
+        config, text_engine, model_config, info, phases.seconds, ranks, adapters, peers
+    )
+
+
+def _open_adapters(args: EngineArgs, rank: Rank) -> EngineAdapters:
+    """Return the adapters of an engine. ConfigError if it is asked for some and can have none."""
+    if args.enable_lora is False:
+        return EngineAdapters(None, "enable_lora is off: leave it out")
+    try:
+        return EngineAdapters(rank.open_loras(args.lora_limits, args.lora_dtype))
+    except ConfigError as error:
+        if args.enable_lora or args.lora:
+            raise
+        return EngineAdapters(None, str(error))
 
 
 def _check_speculation(model: ModelConfig) -> None:

@@ -183,6 +183,7 @@ class OutputBuilder:
             metrics_of(group),
             self._prompt_logprobs.copy() if params.prompt_logprobs is not None else None,
             next(filter(None, errors), None),
+            group.lora_request,
         )
 
     def take_output(self) -> RequestOutput:
@@ -220,6 +221,7 @@ class OutputBuilder:
             reasoning=message.reasoning,
             content=message.content,
             tool_calls=message.tool_calls,
+            lora_request=self.group.lora_request,
         )
 
     def _at_position(self, entry: TokenLogprobs) -> PositionLogprobs:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from octavo.chat_formats.messages import ToolCall, ToolCallDelta
 from octavo.core.batch import TokenLogprobs
 from octavo.core.stats import DraftStats
+from octavo.lora.request import LoRARequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class CompletionOutput:
     reasoning: str | None = None
     content: str | None = None
     tool_calls: Sequence[ToolCall | ToolCallDelta] = ()
+    lora_request: LoRARequest | None = None
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -100,6 +102,7 @@ class RequestOutput:
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     error: str | None = None
+    lora_request: LoRARequest | None = None
 
     @property
     def num_cached_tokens(self) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from octavo.base.errors import ENDINGS, InvalidRequestError
+from octavo.core.adapters import salt_of
 from octavo.core.engine import Engine, EngineStep
 from octavo.core.limits import check_device, check_vocabulary, checked_token_ids
 from octavo.core.request import FinishReason, Request
@@ -23,6 +24,8 @@ from octavo.core.structured_outputs import StructuredOutputs
 from octavo.core.token_mask import TokenMask, create_mask
 from octavo.grammars.compiler import GrammarCompiler
 from octavo.grammars.trial import TrialProcess
+from octavo.lora.request import LoRARequest
+from octavo.serving.adapters import ChosenLora
 from octavo.serving.chat_templates import ChatTemplates
 from octavo.serving.outputs import Delta, RequestMetrics
 from octavo.serving.sequence_breakers import SequenceBreakers
@@ -83,6 +86,7 @@ class SampleGroup:
     prompt_token_ids: list[int]
     params: SamplingParams
     samples: list[TextSample] = field(default_factory=list)
+    lora_request: LoRARequest | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -212,6 +216,7 @@ class TextEngine:
         arrival_time: float | None = None,
         prepared_mask: PreparedMask | None = None,
         resumed: Sequence[OutputSoFar] = (),
+        lora: ChosenLora | None = None,
     ) -> SampleGroup:
         """Queue a prompt, or refuse it: a ``RequestError`` leaves nothing behind.
 
@@ -224,6 +229,7 @@ class TextEngine:
                 on. They go on as after a preemption: all their tokens are computed again, and
                 further ones are those that would have come there, since draws, penalties and limits
                 count the output.
+            lora: the adapter that answers; None: the model alone.
         """
         if request_id in self.groups:
             raise InvalidRequestError(f"{request_id!r} is in use", "request_id")
@@ -235,7 +241,10 @@ class TextEngine:
         prepared = prepared_mask or self.prepare_mask(params, prompt_token_ids=prompt_token_ids)
         mask = prepared.mask
         now = self.engine.clock.now() if arrival_time is None else arrival_time
+        adapter = None if lora is None else lora.adapter
+        salt = salt_of(cache_salt, None if adapter is None else adapter.digest)
         group = SampleGroup(request_id, prompt, prompt_token_ids, params)
+        group.lora_request = None if lora is None else lora.request
         leader: Request | None = None
         for before in resumed or [OutputSoFar(index, ()) for index in range(params.num_samples)]:
             index = before.index
@@ -250,7 +259,8 @@ class TextEngine:
                 eos_token_ids=self.eos_token_ids,
                 mask=mask.fork() if mask is not None else None,
                 dry_breakers=prepared.dry_breakers,
-                cache_salt=cache_salt,
+                cache_salt=salt,
+                adapter=adapter,
                 tenant=tenant,
                 weight=weight,
                 isolated=isolated,

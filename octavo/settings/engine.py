@@ -24,6 +24,8 @@ from octavo.core.scheduler import SchedulerConfig
 from octavo.core.sink_window import DEFAULT_SINKS, SinkWindowRules
 from octavo.core.state_slots import least_slots, slots_per_request
 from octavo.links.ticket import parse_address
+from octavo.lora.limits import MAX_RANK, LoraLimits, named_adapters
+from octavo.lora.request import LoRARequest
 from octavo.models.kv_groups import KVGroups
 from octavo.runtime.capacity import Capacity, MachineShare
 from octavo.runtime.layout import parse_ranks
@@ -282,6 +284,24 @@ class EngineArgs:
         "its acceptance: exact gives the very tokens of plain decoding (on a GPU, with "
         "batch_invariant), and typical is faster and changes what the model says",
     )
+    enable_lora: bool | None = option(
+        None,
+        "adapters for requests (LoRA): on ends the start where device or kernels have none; "
+        "default: where there are some, any request may have one",
+    )
+    lora: tuple[str, ...] = option(
+        (), "adapters to have from the start, each NAME=PATH of a folder that PEFT has written"
+    )
+    max_loras: int = option(8, "adapters that requests of one step may have", least=1)
+    max_lora_rank: int = option(MAX_RANK, "largest rank of an adapter", least=1)
+    lora_memory: int | str = option(
+        "1GiB", "memory for adapters: those that are not used go, and are read again when needed"
+    )
+    lora_dtype: str = option(
+        "auto",
+        "type of adapters in memory; auto is float32 where weights of the model are, else bfloat16",
+        ("auto", "float32", "bfloat16"),
+    )
     enforce_eager: bool = option(False, "never capture CUDA graphs; of GPUs only")
     async_scheduling: bool = option(
         True,
@@ -329,6 +349,7 @@ class EngineArgs:
             raise ConfigError(f"swap_space must be at least 0, not {self.swap_space!r}")
         if self.kv_offload is not None:
             parse_folder(self.kv_offload)
+        self._check_loras()
         self._check_roles()
         self.speculation()  # raises if it is wrong
         self._check_sink_windows()
@@ -413,6 +434,23 @@ class EngineArgs:
                 f"distributed={self.distributed} places an engine on one machine, and "
                 "stage_command names others for its stages: leave out one of them"
             )
+
+    def _check_loras(self) -> None:
+        object.__setattr__(self, "lora", tuple(self.lora))
+        if self.named_adapters and self.enable_lora is False:
+            raise ConfigError("lora names adapters, and enable_lora is off: leave it out, or on")
+        if self.max_lora_rank > MAX_RANK:
+            raise ConfigError(f"max_lora_rank is {MAX_RANK} at most, not {self.max_lora_rank}")
+        self.lora_limits  # noqa: B018 - checks it
+
+    @property
+    def named_adapters(self) -> tuple[LoRARequest, ...]:
+        """``lora``, read."""
+        return named_adapters(self.lora)
+
+    @property
+    def lora_limits(self) -> LoraLimits:
+        return LoraLimits(self.max_loras, self.max_lora_rank, parse_bytes(self.lora_memory))
 
     def _check_experts(self) -> None:
         if self.save_expert_loads is not None and self.replicas.most > 1:

@@ -59,12 +59,12 @@ _UNSUPPORTED = (
         """,
     ),
     (
-        "octavo has no adapters: merge them into the model before",
+        "lora_memory bounds the adapters in memory, and all modules of an adapter are applied",
         """
         max_cpu_loras default_mm_loras lora_target_modules max_lora_cls_labels
-        enable_lora=false fully_sharded_loras=false enable_tower_connector_lora=false
+        fully_sharded_loras=false enable_tower_connector_lora=false
         specialize_active_lora=false enable_mixed_moe_lora_format=false
-        enable_moe_shared_loras=false max_loras=1 max_lora_rank=16 lora_dtype="auto"
+        enable_moe_shared_loras=false
         """,
     ),
     (

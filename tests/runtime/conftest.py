@@ -24,6 +24,7 @@ from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.state_slots import StateSlots
 from octavo.core.step_share import PipelineShare
 from octavo.kernels.expert_places import ExpertPlaces
+from octavo.lora.limits import LoraLimits
 from octavo.models.kv_groups import KVGroups
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.rank import Rank
@@ -61,6 +62,7 @@ class Bench:
         dp_attention: bool = False,
         activations: str = "auto",
         batch_invariant: bool = False,
+        loras: LoraLimits | None = None,
         **limits: Any,
     ) -> Engine:
         limits = {"max_model_len": 128, "max_num_seqs": 16, **limits}
@@ -120,6 +122,8 @@ class Bench:
             proposer,
             share,
         )
+        if loras is not None:
+            scheduler.adapters = rank.open_loras(loras)
         return Engine(scheduler, rank)
 
 
@@ -134,7 +138,9 @@ def run_all(engine: Engine, requests: list[Request], together: bool = True):
     steps: list[EngineStep] = []
 
     def drain() -> None:
-        while (step := engine.step()) is not None:
+        while engine.has_unfinished_requests:
+            if (step := engine.step()) is None:
+                continue  # all wait for adapters
             steps.append(step)
             for update in step.updates:
                 tokens, logprobs = answers.setdefault(update.request.request_id, ([], []))

@@ -349,9 +349,32 @@ class ExpertsArgs(Structure):
     )
 
 
+class LoraSegment(Structure):
+    _fields_ = _fields(
+        (c_void_p, "b"),
+        (c_int32, "rank first"),
+    )
+
+
+class LoraSite(Structure):
+    _fields_ = _fields(
+        (c_void_p, "a"),
+        (c_int32, "rows"),
+        (c_void_p, "scales"),
+        (LoraSegment * OCT_MAX_SEGMENTS, "segments"),
+    )
+
+
+class Lora(Structure):
+    _fields_ = _fields(
+        (c_int32, "format num_sites"),
+        (c_void_p, "sites"),
+    )
+
+
 class Node(Structure):
     _fields_ = _fields(
-        (c_int32, "op meets own_rows"),
+        (c_int32, "op meets own_rows lora_site"),
         (c_void_p, "args"),
     )
 
@@ -378,6 +401,8 @@ class Batch(Structure):
         (POINTER(Sample), "samples"),
         (c_void_p, "logprobs probabilities tokens status row_finite masks_made needs_logits"),
         (c_int32, "first_own_seq num_own_seqs"),
+        (c_void_p, "lora_of_seq loras"),
+        (c_int32, "num_loras"),
     )
 
 

@@ -75,6 +75,20 @@ class KVLayout:
     states: StateLayout | None = None  # of recurrent layers
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LoraSite:
+    """A linear, a head or an embedding that adapters may change.
+
+    ``kind``: OCT_OP_*. Of each of its matrices its name ("" if adapters cannot change it), its
+    numbers of outputs and inputs, and which of the outputs the rank computes, from a tile on.
+    """
+
+    kind: int
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, int], ...]
+    rows: tuple[range, ...]
+
+
 class Program:
     """A model's step, for the kernels of one library.
 
@@ -82,7 +96,7 @@ class Program:
     long as the program. ``kept`` are values that :meth:`buffer` can return after a step, in
     addition to those of the head and of inputs. Without a head, ``vocab_size`` is 0 and nothing is
     sampled: so it is in all stages of a pipeline but the last. Of a ``group``, it computes
-    ``part``, which is that of the group's rank.
+    ``part``, which is that of the group's rank. ``name_of`` is what adapters call a weight.
     """
 
     def __init__(
@@ -97,6 +111,7 @@ class Program:
         latent_weights: LatentWeights | None = None,
         group: ShmGroup | None = None,
         part: Part = WHOLE,
+        name_of: Callable[[WeightRef], str] = lambda weight: "",
     ):
         self.library, self.pool, self.group = library, pool, group
         self._division = Division(ops, part)
@@ -104,7 +119,7 @@ class Program:
         self.max_tokens = max_tokens
         head = ops[-1]
         self.vocab_size = head.weight.shape[0] if isinstance(head, fused_ops.FusedHead) else 0
-        self._packed = packed
+        self._packed, self._name_of = packed, name_of
         self._latent_weights = latent_weights or LatentWeights(
             packed, library, pool, self._division.part
         )
@@ -124,6 +139,9 @@ class Program:
         # Memory of the group for rows of experts, by its size: of one op after the other.
         self._expert_rows: dict[int, np.ndarray] = {}
         self._buffers = _Arena(ops, max_tokens, kept, self._division, group)
+        # What adapters may change, as they are numbered for kernels.
+        self.lora_sites: list[LoraSite] = []
+        self._router_logits = {op.logits.source for op in mixtures}
         made = [node for op in ops for node in self._nodes(op)]
         self._nodes_array = (abi.Node * len(made))(*made)
         self._struct = abi.Program(
@@ -225,7 +243,8 @@ class Program:
         for index, (code, arguments) in enumerate(made, 1):
             meets = index == len(made) and self._division.meets(op)
             own_rows = self._division.has_own_rows(op)
-            yield abi.Node(code, meets, own_rows, ctypes.addressof(arguments))
+            site = -1 if own_rows else self._lora_site(op)
+            yield abi.Node(code, meets, own_rows, site, ctypes.addressof(arguments))
 
     def _arguments(self, op: FusedOp) -> Iterator[tuple[int, ctypes.Structure]]:
         match op:
@@ -250,6 +269,38 @@ class Program:
             case fused_ops.FusedRecurrence():
                 columns = self._division.columns(op)
                 yield from recurrence_structs(op, columns, self._at, self._constant, self.kv.states)
+
+    def _lora_site(self, op: FusedOp) -> int:
+        """Number what adapters may change of an op; -1 if that is nothing."""
+        match op:
+            case fused_ops.FusedEmbedding():
+                num_tokens, width = op.weight.shape
+                site = LoraSite(
+                    *(abi.OCT_OP_EMBED, (self._name_of(op.weight),)),
+                    *(((width, num_tokens),), (range(width),)),
+                )
+            case fused_ops.FusedLinear():
+                site = LoraSite(
+                    abi.OCT_OP_LINEAR,
+                    tuple(
+                        ""
+                        if segment.out.source in self._router_logits
+                        else self._name_of(segment.weight)
+                        for segment in op.segments
+                    ),
+                    tuple((each.weight.shape[0], each.weight.shape[1]) for each in op.segments),
+                    tuple(self._division.rows(op, index) for index in range(len(op.segments))),
+                )
+            case fused_ops.FusedHead():
+                rows, width = op.weight.shape
+                site = LoraSite(
+                    *(abi.OCT_OP_HEAD, (self._name_of(op.weight),), ((rows, width),)),
+                    (self._division.of_rows(self.vocab_size),),
+                )
+            case _:
+                return -1
+        self.lora_sites.append(site)
+        return len(self.lora_sites) - 1
 
     def _embed(self, op: fused_ops.FusedEmbedding) -> abi.EmbedArgs:
         arguments = abi.EmbedArgs(

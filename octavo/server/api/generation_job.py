@@ -61,6 +61,7 @@ class GenerationJob:
         check_prompt_logprobs(params, params.n * sum(map(len, prompts)))  # each choice has them
         _check_allowed_tokens(params, len(prompts))
         deadline = _deadline(fields.timeout, server.settings.request_timeout, context.arrival_time)
+        lora = server.loras.find(fields.model)
         self._requests = [
             GenerationRequest(
                 request_id=uuid.uuid4().hex,
@@ -77,6 +78,7 @@ class GenerationJob:
                 tenant=context.tenant.name,
                 weight=context.tenant.weight,
                 constraint_field=_constraint_field(fields, params),
+                lora=lora,
             )
             for prompt in prompts
         ]

@@ -14,6 +14,7 @@ from octavo.server.engine.generation import (
     GenerationRequest,
 )
 from octavo.server.engine.response_cache import ResponseCache
+from octavo.server.engine.served_loras import ServedLoras
 from octavo.server.http.access_control import DrainState
 from octavo.server.http.errors import model_not_found
 from octavo.server.settings import ServerSettings
@@ -43,6 +44,7 @@ class ServerContext:
     model_path: Path | None = None  # folder of its files, never shown either
     response_cache: ResponseCache | None = None
     replicas: ReplicaSet | None = None  # the engine, where it is several
+    loras: ServedLoras = field(default_factory=lambda: ServedLoras(None, ()))
 
     def submit(self, request: GenerationRequest) -> Generation:
         """Queue a request, or answer it from the response cache; raises as `EngineClient.submit`
@@ -51,8 +53,11 @@ class ServerContext:
         return engine.submit(request)
 
     def check_model(self, name: str | None) -> None:
-        """Raise HttpError, 404, if a request names a model that is not served. None is any."""
+        """Raise HttpError, 404, if a request names no model or adapter that is served. None is
+        any."""
         known = (self.model_argument, *self.model_names)
         if name is None or name in known or ANY_NAME in self.settings.served_model_name:
             return
-        raise model_not_found(name, self.model_names)
+        if self.loras.find(name) is None:
+            adapters = (each.name for each in self.loras.all())
+            raise model_not_found(name, (*self.model_names, *adapters))

@@ -300,6 +300,8 @@ class Front(abc.ABC):
             "arrival": request.arrival_time,
             "isolated": isolated,
         }
+        if request.lora is not None:
+            message["lora"] = request.lora.to_list()
         if entry.record is not None and not entry.record.is_empty:
             message["resumed"] = entry.record.resumed()
         engine.send(message | self._further_fields(entry, engine, isolated=isolated))

@@ -14,11 +14,13 @@ from enum import Enum
 from typing import Any, Protocol
 
 from octavo.base.errors import ConstraintError, QueueFullError
+from octavo.core.adapters import salt_of
 from octavo.core.batch import TokenLogprobs
 from octavo.core.limits import RequestWork
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sink_window import SinkWindowRules
 from octavo.core.stats import StepStats
+from octavo.server.engine.served_loras import ServedLora
 from octavo.server.engine.unread_output import UnreadOutputMemory, bytes_of
 from octavo.serving.outputs import Delta
 
@@ -48,6 +50,7 @@ class GenerationRequest:
         weight: of the tenant in fair queuing.
         constraint_field: the client's name of ``params.structured_outputs``, for errors; empty if
             it is the same.
+        lora: the adapter that answers; None: the model alone.
     """
 
     request_id: str
@@ -65,6 +68,12 @@ class GenerationRequest:
     tenant: str = ""
     weight: float = 1.0
     constraint_field: str = ""
+    lora: ServedLora | None = None
+
+    @property
+    def kv_salt(self) -> str:
+        """The salt of its KV: adapters share none."""
+        return salt_of(self.cache_salt, None if self.lora is None else self.lora.digest)
 
     @property
     def work(self) -> RequestWork:
@@ -409,6 +418,11 @@ class EngineFacts:
     sink_windows: SinkWindowRules = field(default_factory=SinkWindowRules)
     # Limit of the tokens of one answer (`core.limits.most_output_tokens`); the server sets it.
     max_output_tokens: int | None = None
+    # (outputs, inputs) of each parameter that adapters may change, by name; None: there can be no
+    # adapters, for this reason. And their largest rank.
+    lora_shapes: dict[str, tuple[int, int]] | None = None
+    why_no_loras: str = ""
+    max_lora_rank: int = 0
 
     @property
     def num_stages(self) -> int:

@@ -484,7 +484,7 @@ class ReplicaSet(Front):
             if not self._wants_keys(entry):
                 entry.ask = Ask(len(request.prompt_token_ids))
             elif len(request.prompt_token_ids) <= _KEYS_AT_ONCE * block_size:
-                entry.ask = Ask.of(request.prompt_token_ids, block_size, request.cache_salt)
+                entry.ask = Ask.of(request.prompt_token_ids, block_size, request.kv_salt)
             else:
                 self._run_in_background(self._dispatch_with_keys(entry))
                 return
@@ -535,7 +535,7 @@ class ReplicaSet(Front):
         meanwhile."""
         request, block_size = entry.generation.request, self.facts.block_size
         tokens = request.prompt_token_ids[: MAX_KEYS * block_size]
-        key, keys = root_key(request.cache_salt), list[bytes]()
+        key, keys = root_key(request.kv_salt), list[bytes]()
         for begin in range(0, len(tokens), _KEYS_AT_ONCE * block_size):
             part = tokens[begin : begin + _KEYS_AT_ONCE * block_size]
             keys += following_keys(key, part, block_size)

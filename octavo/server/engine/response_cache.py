@@ -110,7 +110,7 @@ def answer_key(request: GenerationRequest) -> bytes:
         if field.name not in ignored
     ]
     prompt = array("q", request.prompt_token_ids)
-    head = repr((request.cache_salt, len(prompt), shape))  # repr keeps strings and lists apart
+    head = repr((request.kv_salt, len(prompt), shape))  # repr keeps strings and lists apart
     digest = hashlib.sha256(head.encode())
     digest.update(prompt)
     return digest.digest()

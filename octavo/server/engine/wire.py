@@ -177,13 +177,14 @@ def set_stats(stats: GenerationStats, values: list[Any]) -> None:
 
 def facts_from_dict(values: dict[str, Any]) -> EngineFacts:
     """Return the facts from JSON, which has no tuples."""
-    facts = EngineFacts(**values)
+    facts, shapes = EngineFacts(**values), values.get("lora_shapes")
     return replace(
         facts,
         eos_token_ids=tuple(facts.eos_token_ids),
         choices=tuple(facts.choices),
         windows=tuple(facts.windows),
         sink_windows=SinkWindowRules(**values.get("sink_windows", {})),
+        lora_shapes=None if shapes is None else {name: tuple(shapes[name]) for name in shapes},
     )
 
 

@@ -35,6 +35,7 @@ from octavo.base.errors import (
     PeerEndedError,
     QueueFullError,
 )
+from octavo.core.adapters import salt_of
 from octavo.core.block_store import following_keys, root_key
 from octavo.core.engine import EngineStep
 from octavo.core.engine_snapshot import EngineSnapshot
@@ -43,6 +44,7 @@ from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step_meter import CountedExperts, StepMeter, SwitchableMeter
 from octavo.cost.loaded_model import live_rank_model
+from octavo.lora.request import LoRARequest
 from octavo.server.engine.generation import EngineFacts, GenerationStats
 from octavo.server.engine.in_flight_record import InFlightRecord, RecordedExecutor
 from octavo.server.engine.wire import (
@@ -55,6 +57,7 @@ from octavo.server.engine.wire import (
     stats_to_list,
 )
 from octavo.server.log_lines import create_formatter
+from octavo.serving.adapters import ChosenLora, EngineAdapters
 from octavo.serving.load import LoadedEngine, load_engine
 from octavo.serving.loop import EngineLoop
 from octavo.serving.mask_preparation import MaskPreparation
@@ -95,6 +98,7 @@ class EngineWorker:
         record: memory in which it notes the requests that it computes.
         meter: the engine's, which a ``meter`` message switches on.
         peers: the KV of other replicas, where prompts are computed apart.
+        adapters: the engine's, by which requests name theirs.
         links: to these, where they may be on other machines.
         clock_lead: seconds by which the engine's clock is ahead of the server's, at most.
 
@@ -110,12 +114,13 @@ class EngineWorker:
         send: Callable[[Message], None],
         peers: PeerStorage | None = None,
         links: TransferLinks | None = None,
+        adapters: EngineAdapters | None = None,
         *,
         clock_lead: float = 0.0,
     ):
         self._engine = engine
         self._clock_lead = clock_lead
-        self._peers, self._links = peers, links
+        self._peers, self._links, self._adapters = peers, links, adapters
         if links is not None:
             links.when_lost(lambda replica: self._loop.tell(partial(self._ask_again, replica)))
         self._to_hand_over: set[str] = set()  # unfinished requests that others go on with
@@ -275,6 +280,7 @@ class EngineWorker:
                 arrival_time=message["arrival"] + self._clock_lead,
                 prepared_mask=mask,
                 resumed=[OutputSoFar(*each) for each in message.get("resumed", ())],
+                lora=self._lora_of(message),
             )
         except ENDINGS:
             raise
@@ -286,6 +292,14 @@ class EngineWorker:
             self._to_hand_over.add(request_id)
         self._waiting[group.samples[0].request.request_id] = request_id
 
+    def _lora_of(self, message: Message) -> ChosenLora | None:
+        """Return the adapter of a request. It is read when its turn comes, and not here."""
+        if "lora" not in message:
+            return None
+        assert self._adapters is not None, "adapters are served where the engine has some"
+        *named, digest = message["lora"]
+        return self._adapters.known(LoRARequest(*named), digest)
+
     def _refuse(self, request_id: str, error: BaseException) -> None:
         if not isinstance(error, OctavoError):
             _log.error("request %s could not be added", request_id, exc_info=error)
@@ -294,7 +308,9 @@ class EngineWorker:
     def _expect(self, message: Message) -> None:
         """Wait, when its turn comes, for the KV of a prompt that another replica has computed."""
         kv, size = message["kv"], self._engine.engine.scheduler.block_manager.block_size
-        keys = following_keys(root_key(message["salt"]), message["ids"][: kv["tokens"]], size)
+        digest = message["lora"][-1] if "lora" in message else None
+        root = root_key(salt_of(message["salt"], digest))
+        keys = following_keys(root, message["ids"][: kv["tokens"]], size)
         assert self._peers is not None
         self._peers.expect(kv["replica"], keys)
 
@@ -503,7 +519,8 @@ def serve(connection: Connection, record: InFlightRecord, own_host: str = "") ->
         send({"ev": "failed", **error_to_message(error)})
         return 1
     worker = EngineWorker(
-        *(loaded.text_engine, record, meter, send, loaded.peers, links), clock_lead=clock_lead
+        *(loaded.text_engine, record, meter, send, loaded.peers, links, loaded.adapters),
+        clock_lead=clock_lead,
     )
     loaded.ranks.when_one_ends(worker.end)
     loaded.text_engine.grammars.tries_small = True  # clients may want to do harm
@@ -655,6 +672,9 @@ def _facts_of(loaded: LoadedEngine, activations: str) -> EngineFacts:
             "threads": probe.num_threads,
             "activations": activations,
         },
+        lora_shapes=loaded.adapters.shapes,
+        why_no_loras=loaded.adapters.why_none,
+        max_lora_rank=loaded.adapters.max_rank,
     )
 
 

@@ -45,8 +45,14 @@ _HEADER_NAMES = re.compile(r"[A-Za-z0-9_, -]{1,2048}")
 # Spellings that other programs may read as another path, and bytes that are no UTF-8.
 _ODD_PATH = re.compile(r"[\x00-\x1f\x7f\\\ufffd]|//|/\.{1,2}(?:/|$)")
 
-# Paths for operators only, where there are keys: traffic of all clients, and the model's weights.
-OPERATOR_PATHS = frozenset(("/steps", "/metrics", "/load", "/octavo/tensors", "/octavo/replicas"))
+# Paths for operators only, where there are keys: traffic of all clients, the model's weights, and
+# what is served.
+OPERATOR_PATHS = frozenset(
+    (
+        *("/steps", "/metrics", "/load", "/octavo/tensors", "/octavo/replicas"),
+        *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+    )
+)
 OPERATOR_PREFIX = "/octavo/tensors/"
 
 # Headers that decide something here, so that none of them may come twice.
@@ -211,7 +217,7 @@ class AccessControl:
         if is_operators and not self._tenants.is_operator(tenant):
             raise HttpError(
                 403,
-                "This shows the traffic of all keys: it needs the operator's admin key "
+                "This concerns all keys: it needs the operator's admin key "
                 "(octavo serve --admin-key).",
                 code="admin_key_needed",
             )

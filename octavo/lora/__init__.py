@@ -1,0 +1,1 @@
+"""Adapters of low rank (LoRA): requests for them, PEFT folders, the parameters that they change."""
