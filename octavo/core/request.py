@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from octavo.core.pooling_params import PoolingInput
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sink_window import SinkWindow
 from octavo.core.state_types import StateChain
@@ -74,6 +75,8 @@ class Request:
     # Its steps have no other requests than the samples of its prompt: if one of them fails, this
     # prompt is the cause.
     isolated: bool = False
+    # Of a request whose result is a vector: it ends with its prompt, and generates nothing.
+    pooling: PoolingInput | None = None
 
     # Counts of its tokens, for penalties: made when they are first asked for.
     counts: TokenCounts | None = field(init=False, default=None, repr=False)

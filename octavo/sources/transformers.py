@@ -15,6 +15,7 @@ from octavo.sources.source import Progress
 
 if TYPE_CHECKING:
     from octavo.models.config import ModelConfig
+    from octavo.models.pooling import Pooling
     from octavo.runtime.capacity import RankSpec
     from octavo.runtime.rank import Rank
     from octavo.settings.engine import EngineArgs
@@ -89,6 +90,11 @@ class TransformersSource:
 
         with naming_features(*self._kinds):
             return config_of(given, generation or {}, self.path)
+
+    def pooling(self, args: EngineArgs) -> Pooling | None:
+        if args.runner == "pooling" or args.pooling is not None:
+            raise ConfigError("runner pooling: models that transformers runs generate alone")
+        return None
 
     def tokenizer(self) -> Tokenizer:
         from octavo.text.folder_tokenizer import load_folder_tokenizer

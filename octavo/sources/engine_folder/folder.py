@@ -68,6 +68,11 @@ class EngineFolder:
             self._config = read_config(self._manifest.fields.section("model"))
         return self._config
 
+    def pooling(self, args: EngineArgs) -> Pooling | None:
+        if args.runner == "pooling" or args.pooling is not None:
+            raise ConfigError(f"runner pooling: {self.path} is an engine folder, which generates")
+        return None
+
     def tokenizer(self) -> Tokenizer:
         kind = self._manifest.fields.text("tokenizer")
         if kind not in tokenizer_files.KINDS:
