@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from octavo.base.errors import InvalidRequestError, QueueFullError, RequestError
 from octavo.base.plain_numbers import plain, plain_list
 from octavo.core.engine import EngineStep
+from octavo.core.pooling_params import PoolingParams, Task
 from octavo.core.sampling_params import SamplingParams
 from octavo.serving.answer_reader import AnswerReader
 from octavo.serving.call_arguments import (
@@ -23,10 +24,26 @@ from octavo.serving.load import load_engine
 from octavo.serving.loop import EngineLoop
 from octavo.serving.output_builder import OutputBuilder
 from octavo.serving.output_queue import AnswerStream, OutputQueue
-from octavo.serving.outputs import CompletionOutput, Delta, RequestOutput
+from octavo.serving.outputs import (
+    CompletionOutput,
+    Delta,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+)
+from octavo.serving.pooling_calls import PoolingCalls, RankedDocument
+from octavo.serving.pooling_facts import PoolingFacts
+from octavo.serving.pooling_texts import PoolingPrompt, PoolingTexts
 from octavo.serving.progress import Bar, UseTqdm, open_bar
 from octavo.serving.shared_loop import SharedEngineLoop
-from octavo.serving.text_engine import PreparedMask, Prompt, SampleGroup, cache_salt_of
+from octavo.serving.text_engine import (
+    POOLS_NOTHING,
+    PreparedMask,
+    Prompt,
+    SampleGroup,
+    TextEngine,
+    cache_salt_of,
+)
 from octavo.settings.engine import EngineArgs, EngineConfig
 
 if TYPE_CHECKING:
@@ -77,6 +94,7 @@ class LLM:
         # Queues of deltas by request id. The thread that steps the engine fills all of them; only
         # that thread adds an entry.
         self._inboxes: dict[str, OutputQueue] = {}
+        self._pooling_calls: PoolingCalls | None = None
 
     # -- properties --------------------------------------------------------------------------
 
@@ -216,6 +234,112 @@ class LLM:
         params = _as_params(sampling_params, len(conversations), self.default_sampling_params)
         return self._run(tokenize, params, use_tqdm, [0] * len(conversations))
 
+    # -- embeddings and scores ---------------------------------------------------------------
+
+    def embed(
+        self,
+        prompts: Any,
+        *,
+        use_tqdm: UseTqdm = False,
+        pooling_params: PoolingParams | None = None,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """Embed texts, batched together; outputs come in the order of the texts, and have an
+        `EmbeddingOutput`.
+
+        Args:
+            prompts: a text, token ids, or a list of these.
+            pooling_params: such as ``PoolingParams(dimensions=256)``.
+            prompt_name: of the text of the model's files that goes before each, such as "query";
+                None: their default, mostly none.
+            truncate_prompt_tokens: the most tokens of a text, -1: those that the model takes; a
+                longer one loses its end. None: a text that is too long is an error.
+
+        A text that cannot be embedded gets an output with the reason in ``error``.
+
+        Raises:
+            RequestError: no text could be embedded; or the model generates.
+        """
+        return self._pooled().embed(
+            prompts,
+            pooling_params,
+            prompt_name=prompt_name,
+            truncate=truncate_prompt_tokens,
+            use_tqdm=use_tqdm,
+        )
+
+    def encode(
+        self,
+        prompts: Any,
+        pooling_params: PoolingParams | None = None,
+        *,
+        pooling_task: Task | None = None,
+        use_tqdm: UseTqdm = False,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """Pool texts as ``embed`` does, to arrays (`PoolingOutput`): of a task "embed", "classify",
+        or "token_embed", which is a vector for each token."""
+        return self._pooled().encode(
+            prompts,
+            pooling_params,
+            pooling_task,
+            prompt_name=prompt_name,
+            truncate=truncate_prompt_tokens,
+            use_tqdm=use_tqdm,
+        )
+
+    def classify(
+        self,
+        prompts: Any,
+        *,
+        use_tqdm: UseTqdm = False,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """Score each label of a classifier for texts (`ClassificationOutput`)."""
+        return self._pooled().classify(
+            prompts, pooling_params, truncate=truncate_prompt_tokens, use_tqdm=use_tqdm
+        )
+
+    def score(
+        self,
+        data_1: Any,
+        data_2: Any,
+        *,
+        use_tqdm: UseTqdm = False,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """Score pairs of texts (`ScoringOutput`): a cross-encoder reads both together, and of a
+        model that embeds it is the similarity of their embeddings.
+
+        Args:
+            data_1: one text, for all of ``data_2``, or as many.
+        """
+        return self._pooled().score(
+            data_1,
+            data_2,
+            pooling_params,
+            truncate=truncate_prompt_tokens,
+            use_tqdm=use_tqdm,
+        )
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        use_tqdm: UseTqdm = False,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[RankedDocument]:
+        """Return documents by their ``score`` beside a query, best first: all, or ``top_n``."""
+        return self._pooled().rerank(
+            query, documents, top_n, truncate=truncate_prompt_tokens, use_tqdm=use_tqdm
+        )
+
     def stream(
         self,
         prompt: Prompt,
@@ -286,7 +410,7 @@ class LLM:
         ids = [str(next(self._ids)) for _ in params]
         try:
             for begin in range(0, len(params), _PROMPTS_AT_ONCE):
-                waiting: deque[_PendingPrompt] = deque()
+                waiting: deque[_Pending] = deque()
                 for index in range(begin, min(begin + _PROMPTS_AT_ONCE, len(params))):
                     try:
                         pending = self._pending_prompt(ids[index], tokenize(index), params[index])
@@ -306,6 +430,50 @@ class LLM:
                 for request_id in ids:
                     self._inboxes.pop(request_id, None)
         return call.outputs(len(params))
+
+    def _pooled(self) -> PoolingCalls:
+        """The calls of a model that pools; InvalidRequestError if it generates."""
+        if self._pooling_calls is None:
+            facts = self._loaded.info.get("pooling")
+            if facts is None or self._text_engine.pooling is None:
+                raise InvalidRequestError(POOLS_NOTHING, "model")
+            known = PoolingFacts.read(facts)
+            texts = PoolingTexts(
+                self.get_tokenizer(),
+                self._text_engine.pooling,
+                self._text_engine.vocab_size,
+                self.config.scheduler.max_model_len,
+                known.num_types,
+            )
+            self._pooling_calls = PoolingCalls(texts, known, self._pool)
+        return self._pooling_calls
+
+    def _pool(
+        self,
+        count: int,
+        prompt: Callable[[int], PoolingPrompt],
+        params: PoolingParams,
+        use_tqdm: UseTqdm,
+    ) -> list[PoolingRequestOutput]:
+        """See :class:`octavo.serving.pooling_calls.Pool`."""
+        call = _PoolingCall(open_bar(use_tqdm, count))
+        ids = [str(next(self._ids)) for _ in range(count)]
+        try:
+            for begin in range(0, count, _PROMPTS_AT_ONCE):
+                waiting: deque[_Pending] = deque()
+                for index in range(begin, min(begin + _PROMPTS_AT_ONCE, count)):
+                    try:
+                        waiting.append(_PendingText(ids[index], prompt(index), params))
+                    except RequestError as error:
+                        call.refused[ids[index]] = error
+                self._add_all(waiting, call.inbox, call.open, call.refuse)
+            if call.refused and not call.groups:
+                raise next(iter(call.refused.values()))
+            self._shared_loop.wait_for(call.inbox.wait)
+        finally:
+            call.close()
+            self._shared_loop.ask(partial(self._forget, *ids))
+        return [call.output(request_id) for request_id in ids]
 
     # Work with the tokenizer is done here, not in the thread that steps the engine.
 
@@ -328,10 +496,10 @@ class LLM:
 
     def _add_all(
         self,
-        waiting: deque[_PendingPrompt],
+        waiting: deque[_Pending],
         inbox: OutputQueue,
-        opened: Callable[[_PendingPrompt, SampleGroup], object],
-        refused: Callable[[_PendingPrompt, RequestError], object],
+        opened: Callable[[Any, SampleGroup], object],
+        refused: Callable[[Any, RequestError], object],
     ) -> None:
         """Queue prompts; while the queue is full, run the engine."""
 
@@ -355,16 +523,8 @@ class LLM:
             self._shared_loop.wait_for_step()
             self._shared_loop.do(add_some)
 
-    def _add(self, pending: _PendingPrompt, inbox: OutputQueue) -> SampleGroup:
-        group = self._text_engine.add(
-            pending.request_id,
-            pending.prompt.text,
-            pending.prompt.token_ids,
-            pending.params,
-            cache_salt=pending.prompt.cache_salt,
-            priority=pending.priority,
-            prepared_mask=pending.mask,
-        )
+    def _add(self, pending: _Pending, inbox: OutputQueue) -> SampleGroup:
+        group = pending.add_to(self._text_engine)
         inbox.expect(group)
         self._inboxes[pending.request_id] = inbox
         return group
@@ -425,6 +585,31 @@ class _PendingPrompt(NamedTuple):
     place: int = 0  # among the prompts of a call
     priority: int = 0
 
+    def add_to(self, engine: TextEngine) -> SampleGroup:
+        return engine.add(
+            self.request_id,
+            self.prompt.text,
+            self.prompt.token_ids,
+            self.params,
+            cache_salt=self.prompt.cache_salt,
+            priority=self.priority,
+            prepared_mask=self.mask,
+        )
+
+
+class _PendingText(NamedTuple):
+    """A text that is about to be added to an engine that pools."""
+
+    request_id: str
+    prompt: PoolingPrompt
+    params: PoolingParams
+
+    def add_to(self, engine: TextEngine) -> SampleGroup:
+        return engine.add_pooling(self.request_id, self.prompt, self.params)
+
+
+_Pending = _PendingPrompt | _PendingText
+
 
 class _Call:
     """One call of ``generate`` or ``chat``, with the outputs and refusals of its prompts."""
@@ -464,6 +649,46 @@ class _Call:
             else _refused_output(index, self.refused[index])
             for index in range(count)
         ]
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+class _PoolingCall:
+    """One call that pools, with the results and refusals of its texts."""
+
+    def __init__(self, bar: Bar | None):
+        self.inbox = OutputQueue(self._is_done)
+        self.groups: dict[str, SampleGroup] = {}
+        self.refused: dict[str, RequestError] = {}
+        self._deltas: dict[str, Delta] = {}
+        self._bar = bar
+
+    def open(self, pending: _PendingText, group: SampleGroup) -> None:
+        self.groups[pending.request_id] = group
+
+    def refuse(self, pending: _PendingText, error: RequestError) -> None:
+        self.refused[pending.request_id] = error
+
+    def _is_done(self) -> bool:
+        is_over = not self.inbox.num_running  # asked first: nothing comes after the last delta
+        while self.inbox.news:
+            delta = self.inbox.news.popleft()
+            self._deltas[delta.request_id] = delta
+            if self._bar is not None:
+                self._bar.update(1)
+        return is_over
+
+    def output(self, request_id: str) -> PoolingRequestOutput:
+        if (refused := self.refused.get(request_id)) is not None:
+            return PoolingRequestOutput(request_id, None, [], error=str(refused))
+        group, delta = self.groups[request_id], self._deltas[request_id]
+        data = None if delta.pooled is None else PoolingOutput(delta.pooled)
+        cached = group.samples[0].request.stats.num_cached_tokens or 0
+        return PoolingRequestOutput(
+            request_id, data, group.prompt_token_ids, cached, error=delta.error
+        )
 
     def close(self) -> None:
         if self._bar is not None:
