@@ -32,12 +32,11 @@ from octavo.serving.outputs import (
     RequestOutput,
 )
 from octavo.serving.pooling_calls import PoolingCalls, RankedDocument
-from octavo.serving.pooling_facts import PoolingFacts
-from octavo.serving.pooling_texts import PoolingPrompt, PoolingTexts
+from octavo.serving.pooling_model import PoolingModel
+from octavo.serving.pooling_texts import PoolingPrompt
 from octavo.serving.progress import Bar, UseTqdm, open_bar
 from octavo.serving.shared_loop import SharedEngineLoop
 from octavo.serving.text_engine import (
-    POOLS_NOTHING,
     PreparedMask,
     Prompt,
     SampleGroup,
@@ -434,18 +433,13 @@ class LLM:
     def _pooled(self) -> PoolingCalls:
         """The calls of a model that pools; InvalidRequestError if it generates."""
         if self._pooling_calls is None:
-            facts = self._loaded.info.get("pooling")
-            if facts is None or self._text_engine.pooling is None:
-                raise InvalidRequestError(POOLS_NOTHING, "model")
-            known = PoolingFacts.read(facts)
-            texts = PoolingTexts(
+            model = PoolingModel.of_facts(
+                self._loaded.info.get("pooling"),
                 self.get_tokenizer(),
-                self._text_engine.pooling,
                 self._text_engine.vocab_size,
                 self.config.scheduler.max_model_len,
-                known.num_types,
             )
-            self._pooling_calls = PoolingCalls(texts, known, self._pool)
+            self._pooling_calls = PoolingCalls(model, self._pool)
         return self._pooling_calls
 
     def _pool(

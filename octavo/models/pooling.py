@@ -84,6 +84,11 @@ class Pooling:
         return bool(self.labels)
 
     @property
+    def task(self) -> Literal["embed", "classify"]:
+        """What it does with a text, where nobody asks for something else."""
+        return "classify" if self.labels else "embed"
+
+    @property
     def sees_last_alone(self) -> bool:
         """Whether the last token's hidden state is all that it needs."""
         return self.methods == ("last",)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.base.errors import InvalidRequestError
 from octavo.base.plain_numbers import plain, plain_list
@@ -18,10 +16,12 @@ from octavo.serving.outputs import (
     PoolingRequestOutput,
     ScoringOutput,
 )
-from octavo.serving.pooling_facts import PoolingFacts
-from octavo.serving.pooling_texts import PoolingPrompt, PoolingTexts
+from octavo.serving.pooling_model import PoolingModel
+from octavo.serving.pooling_texts import PoolingPrompt
 from octavo.serving.progress import UseTqdm
-from octavo.serving.similarity import similarity_of
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Pool(Protocol):
@@ -50,8 +50,8 @@ class RankedDocument:
 class PoolingCalls:
     """The calls, over whatever pools."""
 
-    def __init__(self, texts: PoolingTexts, facts: PoolingFacts, pool: Pool):
-        self._texts, self._facts, self._pool = texts, facts, pool
+    def __init__(self, model: PoolingModel, pool: Pool):
+        self._model, self._pool = model, pool
 
     def encode(
         self,
@@ -66,15 +66,14 @@ class PoolingCalls:
         """Return results as arrays; the task is that of ``params``, if they are given, or the
         model's."""
         if params is None:
-            usual: Task = "classify" if self._facts.pooling.is_classifier else "embed"
-            params = PoolingParams(task=task or usual)
+            params = PoolingParams(task=task or self._model.facts.pooling.task)
         elif task is not None and task != params.task:
             raise InvalidRequestError(f"{task}, and pooling_params have {params.task}", "pooling_task")
-        self._facts.check(params)
-        listed = as_texts(prompts)
+        self._model.facts.check(params)
+        listed, texts = as_texts(prompts), self._model.texts
 
         def prompt(index: int) -> PoolingPrompt:
-            return self._texts.single(listed[index], prompt=prompt_name, truncate=truncate)
+            return texts.single(listed[index], prompt=prompt_name, truncate=truncate)
 
         return self._pool(len(listed), prompt, params, use_tqdm)
 
@@ -99,88 +98,34 @@ class PoolingCalls:
         truncate: int | None = None,
         use_tqdm: UseTqdm = False,
     ) -> list[PoolingRequestOutput]:
-        """Score pairs of texts: of the first list with the second, of which one may be a single
-        text."""
+        """Score pairs of texts: of the first list with the second, of which the first may be a
+        single text."""
+        activation = None if params is None else params.use_activation
         first, second = as_texts(data_1, "data_1"), as_texts(data_2, "data_2")
-        if len(first) == 1:
-            first = first * len(second)
-        if len(first) != len(second):
-            raise InvalidRequestError(
-                f"{len(second)} texts for {len(first)}: give as many, or one first", "data_2"
-            )
-        if self._facts.pooling.is_classifier:
-            return self._cross_scores(first, second, params, truncate, use_tqdm)
-        return self._similarities(first, second, params, truncate, use_tqdm)
+        scoring = self._model.score(first, second, activation)
+        if params is not None:
+            self._model.facts.check(params)
+            scoring.params = params
+
+        def prompt(index: int) -> PoolingPrompt:
+            return scoring.prompt(scoring.texts[index], truncate)
+
+        pooled = self._pool(len(scoring.texts), prompt, scoring.params, use_tqdm)
+        return [_scored([pooled[use] for use in uses], scoring.score) for uses in scoring.uses]
 
     def rerank(
         self, query: str, documents: Sequence[str], top_n: int | None = None, **options: Any
     ) -> list[RankedDocument]:
         """Return documents by their score beside the query, best first: ``top_n`` of them."""
-        if top_n is not None and top_n < 0:
-            raise InvalidRequestError(f"is {top_n}: give a number from 0 on", "top_n")
-        outputs = self.score(query, list(documents), **options)
-        for output in outputs:
-            if output.error is not None:
-                raise InvalidRequestError(output.error, "documents")
-        scores = [_score_of(output) for output in outputs]
+        if top_n is not None and top_n < 1:
+            raise InvalidRequestError(f"is {top_n}: give a number above 0", "top_n")
+        scores = []
+        for output in self.score(query, list(documents), **options):
+            if not isinstance(output.outputs, ScoringOutput):
+                raise InvalidRequestError(output.error or "no score", "documents")
+            scores.append(output.outputs.score)
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
-        return [
-            RankedDocument(index, documents[index], scores[index]) for index in order[: top_n or None]
-        ]
-
-    def _cross_scores(
-        self,
-        first: Sequence[Any],
-        second: Sequence[Any],
-        params: PoolingParams | None,
-        truncate: int | None,
-        use_tqdm: UseTqdm,
-    ) -> list[PoolingRequestOutput]:
-        params = params or PoolingParams(task="classify")
-        self._facts.check(params)
-        if self._facts.size != 1:
-            raise InvalidRequestError(
-                f"this model has {self._facts.size} labels, and a score is of one", "model"
-            )
-
-        def prompt(index: int) -> PoolingPrompt:
-            return self._texts.pair(first[index], second[index], truncate=truncate)
-
-        outputs = self._pool(len(first), prompt, params, use_tqdm)
-        return [_with(each, lambda data: ScoringOutput(float(data[0]))) for each in outputs]
-
-    def _similarities(
-        self,
-        first: Sequence[Any],
-        second: Sequence[Any],
-        params: PoolingParams | None,
-        truncate: int | None,
-        use_tqdm: UseTqdm,
-    ) -> list[PoolingRequestOutput]:
-        """Compare embeddings; each text that is there several times is embedded once."""
-        params = params or PoolingParams()
-        self._facts.check(params)
-        numbers: dict[Any, int] = {}
-        for text in (*first, *second):
-            numbers.setdefault(_key(text), len(numbers))
-        texts = list(numbers)
-
-        def prompt(index: int) -> PoolingPrompt:
-            return self._texts.single(texts[index], truncate=truncate)
-
-        pooled = self._pool(len(texts), prompt, params, use_tqdm)
-        compare = similarity_of(self._facts.pooling.similarity)
-        scored: list[PoolingRequestOutput] = []
-        for a, b in zip(first, second, strict=True):
-            left, right = pooled[numbers[_key(a)]], pooled[numbers[_key(b)]]
-            tokens = [*left.prompt_token_ids, *right.prompt_token_ids]
-            cached = left.num_cached_tokens + right.num_cached_tokens
-            output = PoolingRequestOutput(right.request_id, None, tokens, cached)
-            output.error = left.error or right.error
-            if output.error is None:
-                output.outputs = ScoringOutput(compare(_data(left), _data(right)))
-            scored.append(output)
-        return scored
+        return [RankedDocument(index, documents[index], scores[index]) for index in order[:top_n]]
 
 
 def as_texts(given: Any, name: str = "prompts") -> list[Any]:
@@ -197,7 +142,8 @@ def as_texts(given: Any, name: str = "prompts") -> list[Any]:
 def _text_of(given: Any, name: str) -> Any:
     """Return a text, or its ids, of a mapping as ``LLM.generate`` takes it."""
     if not isinstance(given, Mapping):
-        return given if isinstance(given, str) else plain_list(given) if _is_list(given) else given
+        is_list = hasattr(given, "__iter__") and not isinstance(given, (str, bytes))
+        return plain_list(given) if is_list else given
     unknown = [key for key in given if key not in ("prompt", "prompt_token_ids")]
     if unknown:
         raise InvalidRequestError(f"has {unknown[0]!r:.60}, which is not supported", name)
@@ -205,23 +151,23 @@ def _text_of(given: Any, name: str) -> Any:
     return given.get("prompt") if ids is None else plain_list(ids)
 
 
-def _is_list(given: Any) -> bool:
-    return hasattr(given, "__iter__")
-
-
-def _key(text: Any) -> Any:
-    return text if isinstance(text, str) else tuple(text)
+def _scored(
+    used: Sequence[PoolingRequestOutput], score: Callable[..., float]
+) -> PoolingRequestOutput:
+    """Return the output of a pair by the results that it is scored by."""
+    ids = [token_id for each in used for token_id in each.prompt_token_ids]
+    cached = sum(each.num_cached_tokens for each in used)
+    errors = [each.error for each in used if each.error is not None]
+    output = PoolingRequestOutput(used[-1].request_id, None, ids, cached, error=next(iter(errors), None))
+    if not errors:
+        output.outputs = ScoringOutput(score(*map(_data, used)))
+    return output
 
 
 def _data(output: PoolingRequestOutput) -> np.ndarray:
     assert isinstance(output.outputs, PoolingOutput)
     data: np.ndarray = output.outputs.data
     return data
-
-
-def _score_of(output: PoolingRequestOutput) -> float:
-    assert isinstance(output.outputs, ScoringOutput)
-    return output.outputs.score
 
 
 def _with(output: PoolingRequestOutput, make: Callable[[np.ndarray], Any]) -> PoolingRequestOutput:

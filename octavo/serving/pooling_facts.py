@@ -19,7 +19,7 @@ def pooling_facts(pooling: Pooling, size: int, num_types: int) -> dict[str, Any]
         num_types: types of tokens that it knows.
     """
     return {
-        "task": "classify" if pooling.is_classifier else "embed",
+        "task": pooling.task,
         "size": size,
         "methods": list(pooling.methods),
         "normalize": pooling.normalize,

@@ -27,15 +27,12 @@ from octavo.serving.chat_templates import ChatTemplates
 from octavo.models.pooling import Pooling
 from octavo.serving.outputs import Delta, RequestMetrics
 from octavo.serving.pooling_texts import PoolingPrompt
+from octavo.serving.refusals import GENERATES_NOTHING, POOLS_NOTHING
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.tokenizer import Tokenizer
 
 _log = logging.getLogger("octavo")
 
-GENERATES_NOTHING = "pools texts to vectors or scores, and generates none: ask for embeddings"
-POOLS_NOTHING = (
-    "generates text, and pools none: start it with --runner pooling, or take a model of embeddings"
-)
 # The parameters of sampling of what is not sampled.
 _POOLED = SamplingParams(max_tokens=1, detokenize=False)
 

@@ -41,7 +41,7 @@ def fingerprint(request: GenerationRequest) -> bytes:
     seeds."""
     allowed = request.params.allowed_token_ids or ()
     params = dataclasses.replace(request.params, seed=None, allowed_token_ids=None)
-    digest = hashlib.sha256(repr(params).encode())
+    digest = hashlib.sha256(repr((params, request.pooling)).encode())
     for token_ids in (request.prompt_token_ids, allowed):  # there may be a hundred thousand
         digest.update(f" {len(token_ids)} ".encode())
         digest.update(array("q", token_ids))
