@@ -29,11 +29,13 @@ def is_for_transformers(path: Path) -> bool:
     lacks."""
     if not path.is_dir() or not has_transformers():
         return False
-    from octavo.models.registry import is_known
+    from octavo.models.registry import architecture_of, is_known
 
     config = ModelFolder(path).read_json("config.json") or {}
-    names = config.get("architectures")
-    return isinstance(names, list) and bool(names) and not is_known(str(names[0]))
+    if not config.get("architectures"):
+        return False
+    name = architecture_of(config)
+    return name is not None and not is_known(name)
 
 
 class TransformersSource:
