@@ -25,11 +25,14 @@ from octavo.serving.loop import EngineLoop
 from octavo.serving.output_builder import OutputBuilder
 from octavo.serving.output_queue import AnswerStream, OutputQueue
 from octavo.serving.outputs import (
+    ClassificationOutput,
     CompletionOutput,
     Delta,
+    EmbeddingOutput,
     PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
+    ScoringOutput,
 )
 from octavo.serving.pooling_calls import PoolingCalls, RankedDocument
 from octavo.serving.pooling_model import PoolingModel
@@ -243,7 +246,7 @@ class LLM:
         pooling_params: PoolingParams | None = None,
         prompt_name: str | None = None,
         truncate_prompt_tokens: int | None = None,
-    ) -> list[PoolingRequestOutput]:
+    ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
         """Embed texts, batched together; outputs come in the order of the texts, and have an
         `EmbeddingOutput`.
 
@@ -277,7 +280,7 @@ class LLM:
         use_tqdm: UseTqdm = False,
         prompt_name: str | None = None,
         truncate_prompt_tokens: int | None = None,
-    ) -> list[PoolingRequestOutput]:
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Pool texts as ``embed`` does, to arrays (`PoolingOutput`): of a task "embed", "classify",
         or "token_embed", which is a vector for each token."""
         return self._pooled().encode(
@@ -296,7 +299,7 @@ class LLM:
         use_tqdm: UseTqdm = False,
         pooling_params: PoolingParams | None = None,
         truncate_prompt_tokens: int | None = None,
-    ) -> list[PoolingRequestOutput]:
+    ) -> list[PoolingRequestOutput[ClassificationOutput]]:
         """Score each label of a classifier for texts (`ClassificationOutput`)."""
         return self._pooled().classify(
             prompts, pooling_params, truncate=truncate_prompt_tokens, use_tqdm=use_tqdm
@@ -310,7 +313,7 @@ class LLM:
         use_tqdm: UseTqdm = False,
         pooling_params: PoolingParams | None = None,
         truncate_prompt_tokens: int | None = None,
-    ) -> list[PoolingRequestOutput]:
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
         """Score pairs of texts (`ScoringOutput`): a cross-encoder reads both together, and of a
         model that embeds it is the similarity of their embeddings.
 
@@ -448,7 +451,7 @@ class LLM:
         prompt: Callable[[int], PoolingPrompt],
         params: PoolingParams,
         use_tqdm: UseTqdm,
-    ) -> list[PoolingRequestOutput]:
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """See :class:`octavo.serving.pooling_calls.Pool`."""
         call = _PoolingCall(open_bar(use_tqdm, count))
         ids = [str(next(self._ids)) for _ in range(count)]
@@ -674,7 +677,7 @@ class _PoolingCall:
                 self._bar.update(1)
         return is_over
 
-    def output(self, request_id: str) -> PoolingRequestOutput:
+    def output(self, request_id: str) -> PoolingRequestOutput[PoolingOutput]:
         if (refused := self.refused.get(request_id)) is not None:
             return PoolingRequestOutput(request_id, None, [], error=str(refused))
         group, delta = self.groups[request_id], self._deltas[request_id]

@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 def _texts(given: list[str]) -> list[str]:
     if given.count("-") > 1:
         raise UsageError("stdin can be read only once")
-    texts = []
+    texts: list[str] = []
     for text in given:
         texts += sys.stdin.read().splitlines() if text == "-" else [text]
     if not texts:

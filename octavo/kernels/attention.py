@@ -34,7 +34,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.kernels.key_tiles import KEY_TILE, BothWays, SinkWindowLike, StepSinkWindows, Visibility, Windowed
+from octavo.kernels.key_tiles import (
+    KEY_TILE,
+    BothWays,
+    SinkWindowLike,
+    StepSinkWindows,
+    Visibility,
+    Windowed,
+)
 from octavo.kernels.kv_stores import Vectors
 
 QUERY_TILE = 8

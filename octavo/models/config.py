@@ -116,9 +116,10 @@ class ModelConfig:
 
     ``layer_windows`` has for each layer the number of last positions that it sees, None for all.
     Layers with a window turn positions by ``local_rope`` where the model has one, else all by
-    ``rope``. In a ``bidirectional`` model a token sees those after it as well, and a window reaches as
-    far in both directions: to less than so many positions. ``sampling_defaults`` are what the model's authors recommend, by the names of
-    ``SamplingParams``; a field is missing where they say nothing.
+    ``rope``. In a ``bidirectional`` model a token sees those after it as well, and a window reaches
+    as far in both directions: to less than so many positions. ``sampling_defaults`` are what the
+    model's authors recommend, by the names of ``SamplingParams``; a field is missing where they say
+    nothing.
     """
 
     architecture: str  # a key of registry.ARCHITECTURES

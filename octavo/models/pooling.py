@@ -20,6 +20,7 @@ METHODS: tuple[Method, ...] = get_args(Method)
 
 StageActivation = Literal["identity", "tanh", "gelu", "gelu_tanh", "relu", "silu", "sigmoid"]
 ScoreActivation = Literal["identity", "sigmoid", "softmax"]
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Pooling:
     max_length: int | None = None
     prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     default_prompt: str | None = None
-    similarity: Literal["cosine", "dot", "euclidean", "manhattan"] = "cosine"
+    similarity: Similarity = "cosine"
     source: str = ""
 
     @property

@@ -1,4 +1,4 @@
-"""`Pooling` from the files of a model: those of sentence-transformers, ``config.json``, GGUF metadata.
+"""`Pooling` from the files of a model, those of sentence-transformers above all.
 
 sentence-transformers describes a model by ``modules.json``, a list of modules, each with a folder::
 
@@ -9,7 +9,7 @@ sentence-transformers describes a model by ``modules.json``, a list of modules, 
     Normalize     nothing
 
 and by ``config_sentence_transformers.json``, with prompts. Classes that classify have their head in
-the model's own files.
+the model's own files, by ``config.json``; GGUF files have metadata.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from octavo.models.pooling import (
     Norm,
     Pooling,
     ScoreActivation,
+    Similarity,
     Stage,
     StageActivation,
 )
@@ -71,7 +72,12 @@ _OF_OTHER_INPUTS = (
     *("transformer_task", "modality_config", "module_output_name", "method_output_name"),
     *("unpad_inputs", "message_format"),
 )
-_SIMILARITIES = {"cosine", "dot", "euclidean", "manhattan"}
+_SIMILARITIES: Mapping[str, Similarity] = {
+    "cosine": "cosine",
+    "dot": "dot",
+    "euclidean": "euclidean",
+    "manhattan": "manhattan",
+}
 _GGUF_METHODS: Mapping[int, Method] = {1: "mean", 2: "cls", 3: "last"}
 
 
@@ -289,7 +295,12 @@ def _with_prompts(files: ModelFolder, pooling: Pooling) -> Pooling:
             f"{', '.join(sorted(_SIMILARITIES))}"
         )
     _warn_of_unread(fields, {"__version__", "model_type", "prompts"})
-    return replace(pooling, prompts=prompts, default_prompt=default, similarity=similarity)
+    return replace(
+        pooling,
+        prompts=prompts,
+        default_prompt=default,
+        similarity=_SIMILARITIES[similarity],
+    )
 
 
 def _warn_of_unread(fields: Fields, known: Collection[str]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from octavo.kernels import fused_ops
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.activation_precision import round_activations
+from octavo.kernels.cpu.joined_activations import join_activations
 from octavo.kernels.cpu.latent_weights import planned_bytes
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import PackedWeights
@@ -20,7 +21,6 @@ from octavo.kernels.dispatch import Ops, create_ops
 from octavo.kernels.division import Division
 from octavo.kernels.expert_places import ExpertPlaces
 from octavo.kernels.fused_ops import WeightRef, matrices_of
-from octavo.kernels.cpu.joined_activations import join_activations
 from octavo.kernels.fuser import fuse, fuse_to
 from octavo.kernels.op_arguments import RopeArguments, RowNorm
 from octavo.kernels.parts import WHOLE, WHOLE_MODEL, Part, Stage

@@ -178,7 +178,9 @@ class _Reader:
             weight = np.ascontiguousarray(weight[list(stage.rows)])
         is_dense = isinstance(stage, Dense)
         if weight.ndim != (2 if is_dense else 1) or weight.shape[-1] != size:
-            raise self._error(stage, stage.weight, f"{list(weight.shape)} does not fit {size} values")
+            raise self._error(
+                stage, stage.weight, f"{list(weight.shape)} does not fit {size} values"
+            )
         outputs = len(weight)
         bias = np.zeros(outputs, np.float32)
         if stage.bias is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from octavo.chat_formats.messages import ToolCall, ToolCallDelta
 from octavo.core.batch import TokenLogprobs
@@ -169,12 +169,15 @@ class PoolingOutput:
     data: Any
 
 
+Result = TypeVar("Result")
+
+
 @dataclass(slots=True)
-class PoolingRequestOutput:
+class PoolingRequestOutput(Generic[Result]):
     """A text and its result. Names are vLLM's; ``error`` is the reason where there is none."""
 
     request_id: str
-    outputs: EmbeddingOutput | ClassificationOutput | ScoringOutput | PoolingOutput | None
+    outputs: Result | None
     prompt_token_ids: list[int]
     num_cached_tokens: int = 0
     finished: bool = True

@@ -1,10 +1,11 @@
-"""The calls of `LLM` whose results are vectors and scores: embed, encode, classify, score, rerank."""
+"""The calls of `LLM` whose results are vectors and scores: embed, encode, classify, score and
+rerank."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from octavo.base.errors import InvalidRequestError
 from octavo.base.plain_numbers import plain, plain_list
@@ -20,16 +21,19 @@ from octavo.serving.pooling_model import PoolingModel
 from octavo.serving.pooling_texts import PoolingPrompt
 from octavo.serving.progress import UseTqdm
 
-if TYPE_CHECKING:
-    import numpy as np
+T = TypeVar("T")
 
 
 class Pool(Protocol):
     """Pools texts, batched together."""
 
     def __call__(
-        self, count: int, prompt: Callable[[int], PoolingPrompt], params: PoolingParams, bar: UseTqdm
-    ) -> list[PoolingRequestOutput]:
+        self,
+        count: int,
+        prompt: Callable[[int], PoolingPrompt],
+        params: PoolingParams,
+        use_tqdm: UseTqdm,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Return the results of ``count`` texts as arrays (`PoolingOutput`), in their order.
 
         ``prompt`` returns a text by its number. One that is refused, or fails, has an ``error``;
@@ -62,13 +66,15 @@ class PoolingCalls:
         prompt_name: str | None = None,
         truncate: int | None = None,
         use_tqdm: UseTqdm = False,
-    ) -> list[PoolingRequestOutput]:
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Return results as arrays; the task is that of ``params``, if they are given, or the
         model's."""
         if params is None:
             params = PoolingParams(task=task or self._model.facts.pooling.task)
         elif task is not None and task != params.task:
-            raise InvalidRequestError(f"{task}, and pooling_params have {params.task}", "pooling_task")
+            raise InvalidRequestError(
+                f"{task}, and pooling_params have {params.task}", "pooling_task"
+            )
         self._model.facts.check(params)
         listed, texts = as_texts(prompts), self._model.texts
 
@@ -79,13 +85,13 @@ class PoolingCalls:
 
     def embed(
         self, prompts: Any, params: PoolingParams | None, **options: Any
-    ) -> list[PoolingRequestOutput]:
+    ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
         outputs = self.encode(prompts, params, "embed", **options)
         return [_with(each, lambda data: EmbeddingOutput(data.tolist())) for each in outputs]
 
     def classify(
         self, prompts: Any, params: PoolingParams | None, **options: Any
-    ) -> list[PoolingRequestOutput]:
+    ) -> list[PoolingRequestOutput[ClassificationOutput]]:
         outputs = self.encode(prompts, params, "classify", **options)
         return [_with(each, lambda data: ClassificationOutput(data.tolist())) for each in outputs]
 
@@ -97,7 +103,7 @@ class PoolingCalls:
         *,
         truncate: int | None = None,
         use_tqdm: UseTqdm = False,
-    ) -> list[PoolingRequestOutput]:
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
         """Score pairs of texts: of the first list with the second, of which the first may be a
         single text."""
         activation = None if params is None else params.use_activation
@@ -121,7 +127,7 @@ class PoolingCalls:
             raise InvalidRequestError(f"is {top_n}: give a number above 0", "top_n")
         scores = []
         for output in self.score(query, list(documents), **options):
-            if not isinstance(output.outputs, ScoringOutput):
+            if output.outputs is None:
                 raise InvalidRequestError(output.error or "no score", "documents")
             scores.append(output.outputs.score)
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
@@ -152,26 +158,21 @@ def _text_of(given: Any, name: str) -> Any:
 
 
 def _scored(
-    used: Sequence[PoolingRequestOutput], score: Callable[..., float]
-) -> PoolingRequestOutput:
+    used: Sequence[PoolingRequestOutput[PoolingOutput]], score: Callable[..., float]
+) -> PoolingRequestOutput[ScoringOutput]:
     """Return the output of a pair by the results that it is scored by."""
     ids = [token_id for each in used for token_id in each.prompt_token_ids]
     cached = sum(each.num_cached_tokens for each in used)
-    errors = [each.error for each in used if each.error is not None]
-    output = PoolingRequestOutput(used[-1].request_id, None, ids, cached, error=next(iter(errors), None))
-    if not errors:
-        output.outputs = ScoringOutput(score(*map(_data, used)))
-    return output
+    arrays = [each.outputs.data for each in used if each.outputs is not None]
+    scored = ScoringOutput(score(*arrays)) if len(arrays) == len(used) else None
+    error = next((each.error for each in used if each.error is not None), None)
+    return PoolingRequestOutput(used[-1].request_id, scored, ids, cached, error=error)
 
 
-def _data(output: PoolingRequestOutput) -> np.ndarray:
-    assert isinstance(output.outputs, PoolingOutput)
-    data: np.ndarray = output.outputs.data
-    return data
-
-
-def _with(output: PoolingRequestOutput, make: Callable[[np.ndarray], Any]) -> PoolingRequestOutput:
+def _with(
+    output: PoolingRequestOutput[PoolingOutput], make: Callable[[Any], T]
+) -> PoolingRequestOutput[T]:
     """Return a result with ``make`` of its array in place of it."""
-    if output.outputs is not None:
-        output.outputs = make(_data(output))
-    return output
+    made = None if output.outputs is None else make(output.outputs.data)
+    ids, cached = output.prompt_token_ids, output.num_cached_tokens
+    return PoolingRequestOutput(output.request_id, made, ids, cached, error=output.error)

@@ -58,7 +58,11 @@ class PoolingFacts:
         """Raise InvalidRequestError if the model has no such results."""
         is_classifier = self.pooling.is_classifier
         if is_classifier != (params.task == "classify"):
-            what = "scores labels, and embeds nothing" if is_classifier else "embeds, and has no labels"
+            what = (
+                "scores labels, and embeds nothing"
+                if is_classifier
+                else "embeds, and has no labels"
+            )
             raise InvalidRequestError(f"{params.task}: this model {what}", "task")
         if params.dimensions is not None and params.dimensions > self.size:
             raise InvalidRequestError(

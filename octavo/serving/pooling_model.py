@@ -52,7 +52,9 @@ class PoolingModel:
     def labels(self) -> Sequence[str]:
         return self.facts.pooling.labels
 
-    def score(self, first: list[Any], second: list[Any], use_activation: bool | None) -> PairScoring:
+    def score(
+        self, first: list[Any], second: list[Any], use_activation: bool | None
+    ) -> PairScoring:
         """Return how this model scores pairs of texts, of which the first may be one for all.
 
         Raises:

@@ -104,7 +104,9 @@ class PoolingTexts:
             return ""
         if name not in prompts:
             known = ", ".join(map(repr, prompts)) or "none"
-            raise InvalidRequestError(f"{name!r:.60} is no prompt of this model: {known}", "prompt_name")
+            raise InvalidRequestError(
+                f"{name!r:.60} is no prompt of this model: {known}", "prompt_name"
+            )
         return prompts[name]
 
     def _most(self, truncate: int | None) -> int | None:

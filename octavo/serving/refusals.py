@@ -1,4 +1,5 @@
-"""Why a model does not do what a request asks for: one that generates pools nothing, and vice versa."""
+"""Reasons why a model does not do what a request asks for: one that generates pools nothing, and
+the other way round."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -16,8 +17,8 @@ def similarity_of(name: str) -> Similarity:
 
 def _cosine(a: np.ndarray, b: np.ndarray) -> float:
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
-    lengths = np.sqrt((wide_a @ wide_a) * (wide_b @ wide_b))
-    return float(wide_a @ wide_b / max(lengths, 1e-24))
+    lengths = math.sqrt(float(wide_a @ wide_a) * float(wide_b @ wide_b))
+    return float(wide_a @ wide_b) / max(lengths, 1e-24)
 
 
 def _dot(a: np.ndarray, b: np.ndarray) -> float:

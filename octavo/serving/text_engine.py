@@ -23,8 +23,8 @@ from octavo.core.stats import DraftStats
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.core.token_mask import TokenMask, create_mask
 from octavo.grammars.compiler import GrammarCompiler
-from octavo.serving.chat_templates import ChatTemplates
 from octavo.models.pooling import Pooling
+from octavo.serving.chat_templates import ChatTemplates
 from octavo.serving.outputs import Delta, RequestMetrics
 from octavo.serving.pooling_texts import PoolingPrompt
 from octavo.serving.refusals import GENERATES_NOTHING, POOLS_NOTHING

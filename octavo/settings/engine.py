@@ -102,8 +102,8 @@ class EngineArgs:
     runner: str = option(
         "auto",
         "generate text, or pool hidden states to embeddings and scores; auto is what the model's "
-        "files say: pooling for encoders, for classes without a head or with one of labels, and for "
-        "folders of sentence-transformers",
+        "files say: pooling for encoders, for classes without a head or with one of labels, and "
+        "for folders of sentence-transformers",
         ("auto", "generate", "pooling"),
     )
     pooling: str | None = option(

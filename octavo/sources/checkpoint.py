@@ -65,9 +65,7 @@ class CheckpointSource:
             found = pooling_of_folder(self.path, is_encoder=encodes, is_asked=asked)
         else:
             kind = str(metadata.get("general.architecture"))
-            found = pooling_of_gguf(
-                metadata, kind, self.path, is_encoder=encodes, is_asked=asked
-            )
+            found = pooling_of_gguf(metadata, kind, self.path, is_encoder=encodes, is_asked=asked)
         return None if found is None else with_method(found, args.pooling)
 
     def tokenizer(self) -> Tokenizer:

@@ -1,5 +1,7 @@
-"""Tiny models of transformers with random weights whose hidden states are pooled: encoders, decoders
-without a head, and classes with one of labels."""
+"""Tiny models of transformers with random weights whose hidden states are pooled.
+
+They are encoders, decoders without a head, and classes with a head of labels.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,11 @@ _ONE, _THREE = {"num_labels": 1}, {"id2label": {0: "bad", 1: "so so", 2: "good"}
 CLASSIFIERS = {
     "bert-one": ("BertForSequenceClassification", "BertConfig", _ONE),
     "bert-three": ("BertForSequenceClassification", "BertConfig", _THREE),
-    "roberta-one": ("RobertaForSequenceClassification", "RobertaConfig", {**_ONE, "pad_token_id": 1}),
+    "roberta-one": (
+        "RobertaForSequenceClassification",
+        "RobertaConfig",
+        {**_ONE, "pad_token_id": 1},
+    ),
     "xlm-roberta-one": (
         "XLMRobertaForSequenceClassification",
         "XLMRobertaConfig",
@@ -99,7 +105,7 @@ def make_encoder(name, folder, **more):
 
 
 def write_pair_tokenizer(folder):
-    """Write a tokenizer in which a token is a byte, and which puts tokens around texts and pairs."""
+    """Write a tokenizer in which a token is a byte, with tokens around texts and pairs."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -119,7 +125,9 @@ def write_pair_tokenizer(folder):
 
 def write_modules(folder, *modules, prompts=None, default=None, max_length=None):
     """Write the files of sentence-transformers: modules as (class, its config), in their order."""
-    entries = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
+    entries = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
+    ]
     for number, (kind, config) in enumerate(modules, 1):
         path = f"{number}_{kind}"
         (folder / path).mkdir(exist_ok=True)

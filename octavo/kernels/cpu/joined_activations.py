@@ -1,6 +1,6 @@
 """Takes activations without a product into the linear before them, which native kernels can do.
 
-    up > gelu > down        two Linears; else a pass over all inner values lies between them
+up > gelu > down        two Linears; else a pass over all inner values lies between them
 """
 
 from __future__ import annotations

@@ -60,7 +60,9 @@ class GenerationJob:
         server.engine.check_size(*self._work)
         check_prompt_logprobs(params, params.n * sum(map(len, prompts)))  # each choice has them
         _check_allowed_tokens(params, len(prompts))
-        deadline = deadline_of(fields.timeout, server.settings.request_timeout, context.arrival_time)
+        deadline = deadline_of(
+            fields.timeout, server.settings.request_timeout, context.arrival_time
+        )
         self._requests = [
             GenerationRequest(
                 request_id=uuid.uuid4().hex,

@@ -124,8 +124,9 @@ def delta_from_list(items: list[Any]) -> tuple[str, Delta]:
         return request_id, Delta(index, text, token_ids)
     logprobs, *end = rest
     pooled = _pooled_from_list(end.pop()) if len(end) > _FIELDS_OF_END else None
-    known = logprobs_from_list(logprobs)
-    return request_id, Delta(index, text, token_ids, known, *end, pooled=pooled)
+    delta = Delta(index, text, token_ids, logprobs_from_list(logprobs), *end)
+    delta.pooled = pooled
+    return request_id, delta
 
 
 def _pooled_from_list(items: list[Any]) -> Any:

@@ -18,6 +18,7 @@ from octavo.kernels.cpu.library import Library, Pool, report_bus_errors
 from octavo.kernels.cpu.packed_weights import PackedWeights
 from octavo.kernels.cpu.packing import ALIGNMENT, PackedFormat, plain_format
 from octavo.models.config import ModelConfig
+from octavo.models.pooling import Pooling
 from octavo.runtime.backends import NativeBackend, why_not_native
 from octavo.runtime.capacity import RankSpec
 from octavo.runtime.op_program import NativeModel

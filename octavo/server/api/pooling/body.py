@@ -67,7 +67,7 @@ class PoolingFields(Body):
         None,
         ge=-1,
         le=MAX_INT,
-        description="the most tokens of a text, which loses its end; -1: those that the model takes",
+        description="the most tokens of a text, which loses its end; -1: the model's most",
     )
     truncation_side: Annotated[Any, Only(("right",))] = None
     timeout: float | None = Field(None, gt=0, le=MAX_TIMEOUT, description="seconds")

@@ -51,7 +51,9 @@ class PoolingJob(GenerationJob):
         self._work = RequestWork(len(prompts), num_tokens)
         # Those that are not in the queue yet do not count there.
         server.engine.check_size(min(len(prompts), _TEXTS_AT_ONCE), num_tokens)
-        deadline = deadline_of(fields.timeout, server.settings.request_timeout, context.arrival_time)
+        deadline = deadline_of(
+            fields.timeout, server.settings.request_timeout, context.arrival_time
+        )
         self._requests = [
             GenerationRequest(
                 request_id=uuid.uuid4().hex,
@@ -143,7 +145,8 @@ class PoolingServer:
             return [prompt(text) for text in texts]
 
         made = await run_until_disconnect(request, _run(_size_of(texts), prompts))
-        job = await PoolingJob(self.server, request, fields, made, params).begin()
+        job = PoolingJob(self.server, request, fields, made, params)
+        await job.begin()
         arrays = await job.pool(request)
         pooled = [
             Pooled(array, each.stats.num_prompt_tokens)
@@ -154,9 +157,7 @@ class PoolingServer:
 
 def _size_of(texts: Sequence[Any]) -> int:
     """Characters, or token ids, of all texts."""
-    return sum(
-        sum(map(len, text)) if isinstance(text, tuple) else len(text) for text in texts
-    )
+    return sum(sum(map(len, text)) if isinstance(text, tuple) else len(text) for text in texts)
 
 
 async def _run(size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

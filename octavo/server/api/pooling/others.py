@@ -48,12 +48,8 @@ def create_router(server: ServerContext) -> APIRouter:
     router = APIRouter(route_class=JsonRoute, tags=["embeddings"])
     pooling = PoolingServer(server)
 
-    @router.post(
-        "/embedding", response_model=None, responses=describe(protocol.LlamaEmbedding)
-    )
-    @router.post(
-        "/embeddings", response_model=None, responses=describe(protocol.LlamaEmbedding)
-    )
+    @router.post("/embedding", response_model=None, responses=describe(protocol.LlamaEmbedding))
+    @router.post("/embeddings", response_model=None, responses=describe(protocol.LlamaEmbedding))
     async def embed_llama(body: LlamaEmbeddingRequest, request: Request) -> Response:
         """Embed texts, in the form of llama.cpp's server."""
         normalize = body.use_activation if body.embd_normalize is None else body.embd_normalize == 2
@@ -128,9 +124,6 @@ def create_ollama_router(server: ServerContext) -> APIRouter:
         """Embed one text, in Ollama's older form."""
         params = PoolingParams("embed", None, True)
         pooled, _ = await pool_texts(pooling, body, request, params, [body.prompt], truncate=-1)
-        return await json_response(
-            lambda: encode({"embedding": pooled[0].data.tolist()}), pooled
-        )
+        return await json_response(lambda: encode({"embedding": pooled[0].data.tolist()}), pooled)
 
     return router
-
