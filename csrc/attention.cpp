@@ -544,6 +544,10 @@ int32_t check_attention(const oct_attention_args& args, const oct_sequences& seq
                 "attention: %d of %d dimensions cannot be rotated: an even number can",
                 args.rotary_dim, size);
   }
+  if (args.bidirectional && (seqs.parents || seqs.sink_windows)) {
+    return fail(OCT_ERR_ARGUMENT, "attention: queries that see what comes after them, in a step with "
+                "trees or sinks");
+  }
   if (args.window < 0 || !(args.softcap >= 0)) {
     return fail(OCT_ERR_ARGUMENT,
                 "attention: window %d and softcap %g: give 0 for none, and nothing below",

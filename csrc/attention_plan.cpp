@@ -128,7 +128,7 @@ Item Plan::make_item(const Sequence& of, int tile, int head) const {
   }
   const SinkWindow sink_window(args_, seqs_, of.seq);
   item.first_key = first_key(of.seq, sink_window, lowest);
-  item.last_key = highest;
+  item.last_key = sink_window.behind_sinks(highest).last;
   item.sinks = sink_window.of_sinks(highest);
   item.first_row = first_rows()[of.seq] + first;
   item.run = prefixes_ ? prefixes_->last_run(of.seq) : -1;

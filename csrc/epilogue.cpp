@@ -38,6 +38,16 @@ OCT_INLINE F32 gated(int epilogue, F32 gate, F32 up) {
   }
 }
 
+// A NaN is not less, and stays.
+OCT_INLINE F32 activated(int epilogue, F32 x) {
+  switch (epilogue) {
+    case OCT_EPI_SILU: return simd::silu(x);
+    case OCT_EPI_GELU_TANH: return simd::gelu_tanh(x);
+    case OCT_EPI_GELU_ERF: return simd::gelu_erf(x);
+    default: return simd::select(simd::less(x, simd::zero()), simd::zero(), x);
+  }
+}
+
 template <int kEpilogue>
 void finish_tiles(const oct_linear_args& args, const Products& p, HeadMaxima* maxima) {
   const oct_segment& segment = args.segments[p.segment];
@@ -73,6 +83,7 @@ void finish_tiles(const oct_linear_args& args, const Products& p, HeadMaxima* ma
         if (gate_bias) second = simd::add(second, second_bias);
         value = gated(kEpilogue, value, second);
       }
+      if constexpr (activates(kEpilogue)) value = activated(kEpilogue, value);
       const int64_t offset = row * segment.ldy + column;
       if constexpr (kEpilogue == OCT_EPI_RESIDUAL) {
         value = simd::add(simd::load_first(args.residual + offset, n), value);
@@ -155,6 +166,14 @@ void finish(const oct_linear_args& args, const Products& products, HeadMaxima* m
       return finish_tiles<OCT_EPI_HEAD>(args, products, maxima);
     case OCT_EPI_CLAMPED_SWIGLU:
       return finish_tiles<OCT_EPI_CLAMPED_SWIGLU>(args, products, maxima);
+    case OCT_EPI_SILU:
+      return finish_tiles<OCT_EPI_SILU>(args, products, maxima);
+    case OCT_EPI_GELU_TANH:
+      return finish_tiles<OCT_EPI_GELU_TANH>(args, products, maxima);
+    case OCT_EPI_GELU_ERF:
+      return finish_tiles<OCT_EPI_GELU_ERF>(args, products, maxima);
+    case OCT_EPI_RELU:
+      return finish_tiles<OCT_EPI_RELU>(args, products, maxima);
   }
 }
 

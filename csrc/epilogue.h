@@ -12,6 +12,11 @@ constexpr bool gates(int epilogue) {
          epilogue == OCT_EPI_GELU_ERF_MUL || epilogue == OCT_EPI_CLAMPED_SWIGLU;
 }
 
+// Whether an epilogue activates the products of one segment.
+constexpr bool activates(int epilogue) {
+  return epilogue >= OCT_EPI_SILU && epilogue <= OCT_EPI_RELU;
+}
+
 // Products of `rows` rows from row `row`, and `tiles` tiles from tile `tile` of a segment.
 struct Products {
   int segment, tile, tiles, row, rows;

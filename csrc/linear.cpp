@@ -536,7 +536,7 @@ int32_t check_linear(const oct_linear_args& args) {
   if (args.rows < 0 || args.k < 1) {
     return fail(OCT_ERR_ARGUMENT, "a linear of %d rows and %d inputs", args.rows, args.k);
   }
-  if (args.epilogue < OCT_EPI_NONE || args.epilogue > OCT_EPI_CLAMPED_SWIGLU) {
+  if (args.epilogue < OCT_EPI_NONE || args.epilogue > OCT_EPI_RELU) {
     return fail(OCT_ERR_ARGUMENT, "a linear has the unknown epilogue %d", args.epilogue);
   }
   const bool gated = is_gated(args), several = args.epilogue == OCT_EPI_NONE;

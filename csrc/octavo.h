@@ -16,7 +16,7 @@
 
 #include <stdint.h>
 
-#define OCT_ABI_VERSION 19
+#define OCT_ABI_VERSION 20
 
 #if defined(__cplusplus)
 extern "C" {
@@ -178,7 +178,11 @@ enum {
                            see oct_head */
   /* y = g * sigmoid(1.702 g) * (u + 1), with g = min(x w[0]^T, 7) and u = x w[1]^T within +-7: the
    * gate of gpt-oss */
-  OCT_EPI_CLAMPED_SWIGLU = 6
+  OCT_EPI_CLAMPED_SWIGLU = 6,
+  OCT_EPI_SILU = 7,     /* y = silu(x w^T + bias), and so on: activations without a product */
+  OCT_EPI_GELU_TANH = 8,
+  OCT_EPI_GELU_ERF = 9,
+  OCT_EPI_RELU = 10
 };
 
 #define OCT_MAX_SEGMENTS 4
@@ -310,6 +314,8 @@ typedef struct oct_attention_args {
   int64_t ldo;
   int32_t num_blocks;  /* of the KV memory: ids in block tables are less */
   int32_t group;       /* whose block tables are this layer's */
+  int32_t bidirectional; /* a query sees positions after its own too: window - 1 of them, or all. All
+                          * tokens of a sequence are then in one step, which has no trees or sinks */
 } oct_attention_args;
 
 /* Norm and rotate q and k, store k and v in their slots, and attend. */
@@ -436,13 +442,16 @@ int32_t oct_logprob_rows(oct_pool* pool, int32_t num_rows, int32_t vocab,
 /* ---- A whole step -------------------------------------------------------------------------- */
 
 /* x = row ids[t] of a table [V, width], packed or stored, times scale; plus row position +
- * position_offset of the table of learned positions, unless that has no data. */
+ * position_offset of the table of learned positions, unless that has no data; plus row
+ * token_types[t] of types, unless that is NULL. */
 typedef struct oct_embed_args {
   oct_weight table;
   float scale;
   float* out; /* [T, width] */
   oct_weight positions;
   int32_t position_offset;
+  int32_t num_types;
+  const float* types; /* [num_types, width] or NULL */
 } oct_embed_args;
 
 /* Element-wise ops and norms that are not fused with a linear. */
@@ -722,6 +731,7 @@ typedef struct oct_batch {
   const int32_t* lora_of_seq; /* [S] */
   const oct_lora* const* loras; /* [num_loras] */
   int32_t num_loras;
+  const int32_t* token_types; /* [T], for oct_embed_args; NULL: all are 0 */
 } oct_batch;
 
 /* Set, for each row of the head, whether its logits are needed, and not their maximum alone: 0 or 1. */

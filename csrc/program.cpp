@@ -348,6 +348,12 @@ int32_t check_embed(const oct_embed_args& args, const oct_program& program, cons
                   t, batch.token_ids[t], args.table.n);
     }
   }
+  for (int32_t t = 0; args.types && batch.token_types && t < batch.seqs.num_tokens; t++) {
+    if (batch.token_types[t] < 0 || batch.token_types[t] >= args.num_types) {
+      return fail(OCT_ERR_ARGUMENT, "token %d of the step has the type %d, of %d", t,
+                  batch.token_types[t], args.num_types);
+    }
+  }
   for (int32_t s = 0; args.positions.data && s < batch.seqs.num_seqs; s++) {
     const int32_t last = batch.seqs.kv_len[s] + batch.num_multi_steps - 2 + args.position_offset;
     if (last >= args.positions.n) {

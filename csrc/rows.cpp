@@ -85,6 +85,15 @@ void add_position(const oct_embed_args& args, const oct_sequences& seqs, int t,
   });
 }
 
+// Add the row of the type of token t.
+void add_type(const oct_embed_args& args, const oct_batch& batch, int t, float* x) {
+  const int64_t type = batch.token_types ? batch.token_types[t] : 0;
+  const float* row = args.types + type * args.table.k;
+  for_lanes(args.table.k, [&](int i, int n) {
+    store_first(x + i, add(load_first(x + i, n), load_first(row + i, n)), n);
+  });
+}
+
 }  // namespace
 
 void norm_row(const float* x, const float* weight, float eps, int width, float* out) {
@@ -115,6 +124,7 @@ void embed(const oct_embed_args& args, const oct_batch& batch, const StepLoras* 
     if (const int lora = loras ? loras->rows().lora_of(t) : -1; lora >= 0)
       add_embedding(loras->lora(lora), site, batch.token_ids[t], args.scale, width, x);
     if (args.positions.data) add_position(args, batch.seqs, t, worker, x);
+    if (args.types) add_type(args, batch, t, x);
   }
 }
 

@@ -28,6 +28,7 @@ class SinkWindow {
  public:
   SinkWindow(const oct_attention_args& args, const oct_sequences& seqs, int seq)
       : layer_window_(args.window),
+        last_ahead_(args.bidirectional ? seqs.kv_len[seq] - 1 : -1),
         of_(own_window(seqs, seq)) {}
 
   // Whether the sinks are apart from the other keys: the sequence has a sink window of its own.
@@ -37,7 +38,7 @@ class SinkWindow {
   // Keys that the query in a slot sees among the sinks, and behind them.
   Seen of_sinks(int slot) const { return {0, std::min(num_sinks() - 1, slot)}; }
   Seen behind_sinks(int slot) const {
-    if (!of_) return {first_seen(layer_window_, slot), slot};
+    if (!of_) return {first_seen(layer_window_, slot), last_seen(slot)};
     return {static_cast<int>(first_position(position(slot)) - of_->left_out), slot};
   }
 
@@ -67,6 +68,12 @@ class SinkWindow {
     return all && all[seq].window > 0 ? &all[seq] : nullptr;
   }
 
+  // The last key that a query sees where it has no sinks.
+  int last_seen(int slot) const {
+    if (last_ahead_ < 0) return slot;
+    return layer_window_ > 0 ? std::min(slot + layer_window_ - 1, last_ahead_) : last_ahead_;
+  }
+
   int64_t position(int slot) const { return slot + of_->left_out; }
   int64_t first_position(int64_t at) const {
     const int64_t beyond = at + 1 - of_->sinks - of_->window;
@@ -75,6 +82,7 @@ class SinkWindow {
   }
 
   const int layer_window_;
+  const int last_ahead_;  // the last key of the sequence, where queries see those after them; or -1
   const oct_sink_window* of_;
 };
 

@@ -17,6 +17,7 @@ from octavo.base.errors import (
 )
 from octavo.base.plain_numbers import plain, plain_list
 from octavo.core.engine import EngineStep
+from octavo.core.pooling_params import PoolingParams, Task
 from octavo.core.sampling_params import SamplingParams
 from octavo.lora.request import LoRARequest
 from octavo.serving.adapters import ChosenLora, lora_requests_of
@@ -37,10 +38,28 @@ from octavo.serving.load import load_engine
 from octavo.serving.loop import EngineLoop
 from octavo.serving.output_builder import OutputBuilder
 from octavo.serving.output_queue import AnswerStream, OutputQueue
-from octavo.serving.outputs import CompletionOutput, Delta, RequestOutput
+from octavo.serving.outputs import (
+    ClassificationOutput,
+    CompletionOutput,
+    Delta,
+    EmbeddingOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+)
+from octavo.serving.pooling_calls import PoolingCalls, RankedDocument
+from octavo.serving.pooling_model import PoolingModel
+from octavo.serving.pooling_texts import PoolingPrompt
 from octavo.serving.progress import Bar, UseTqdm, open_bar
 from octavo.serving.shared_loop import SharedEngineLoop
-from octavo.serving.text_engine import PreparedMask, Prompt, SampleGroup, cache_salt_of
+from octavo.serving.text_engine import (
+    PreparedMask,
+    Prompt,
+    SampleGroup,
+    TextEngine,
+    cache_salt_of,
+)
 from octavo.settings.engine import EngineArgs, EngineConfig
 
 if TYPE_CHECKING:
@@ -91,6 +110,7 @@ class LLM:
         # Queues of deltas by request id. The thread that steps the engine fills all of them; only
         # that thread adds an entry.
         self._inboxes: dict[str, OutputQueue] = {}
+        self._pooling_calls: PoolingCalls | None = None
 
     # -- properties --------------------------------------------------------------------------
 
@@ -175,35 +195,40 @@ class LLM:
         prompts: Prompts,
         params: BeamSearchParams,
         *,
-        lora_request: Any = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         use_tqdm: UseTqdm = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
         """Return the ``beam_width`` likeliest continuations of each prompt, best first.
 
         Args:
+            lora_request: the adapter that answers, or a list with one for each prompt.
             use_tqdm: show how many prompts are finished.
             concurrency_limit: prompts that are searched at a time; None is all.
 
         Raises:
             RequestError: a prompt cannot be served. InvalidRequestError: a parameter is wrong.
         """
-        refuse_unsupported(lora_request=lora_request)
         tokenizer, ends = self.get_tokenizer(), self._text_engine.eos_token_ids
         encoded = [self._prompt(prompt, parse_special=False) for prompt in _as_prompts(prompts)]
         for prompt in encoded:
             self._check_length(len(prompt.token_ids), params.max_tokens)
-        searches = [BeamSearch(prompt.token_ids, params, ends) for prompt in encoded]
+        searches = [
+            _Search(BeamSearch(prompt.token_ids, params, ends), prompt.cache_salt, lora)
+            for prompt, lora in zip(
+                encoded, lora_requests_of(lora_request, len(encoded)), strict=True
+            )
+        ]
         decode = partial(tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
         step = max(concurrency_limit or len(searches), 1)
         bar = open_bar(use_tqdm, len(searches))
         try:
             for begin in range(0, len(searches), step):
-                self._search(searches[begin : begin + step], encoded[begin : begin + step], bar)
+                self._search(searches[begin : begin + step], bar)
         finally:
             if bar is not None:
                 bar.close()
-        return [search.written(decode) for search in searches]
+        return [each.search.written(decode) for each in searches]
 
     def _check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
         limit = self.config.scheduler.max_model_len
@@ -215,27 +240,21 @@ class LLM:
                 limit,
             )
 
-    def _search(
-        self, searches: list[BeamSearch], prompts: Sequence[_Prompt], bar: Bar | None
-    ) -> None:
+    def _search(self, searches: list[_Search], bar: Bar | None) -> None:
         """Carry out searches, each round of all of them together."""
-        going_on = list(zip(searches, prompts, strict=True))
-        while going_on:
-            beams = [(beam, prompt) for search, prompt in going_on for beam in search.running]
-            asked = [
-                _Prompt(None, beam.tokens, cache_salt=prompt.cache_salt) for beam, prompt in beams
-            ]
-            params = going_on[0][0].sampling_params
-            outputs = iter(
-                self._run(asked.__getitem__, [params] * len(asked), False, [0] * len(asked))
-            )
-            for search, _ in going_on:
+        while searches:
+            beams = [(each, beam) for each in searches for beam in each.search.running]
+            asked = [_Prompt(None, beam.tokens, cache_salt=each.salt) for each, beam in beams]
+            count, loras = len(beams), [each.lora for each, _ in beams]
+            params = [searches[0].search.sampling_params] * count
+            outputs = iter(self._run(asked.__getitem__, params, False, [0] * count, loras))
+            for search, _, _ in searches:
                 answers = [next(outputs) for _ in search.running]
                 search.advance([_next_tokens(output) for output in answers])
-            over = sum(search.is_over for search, _ in going_on)
-            if bar is not None and over:
-                bar.update(over)
-            going_on = [each for each in going_on if not each[0].is_over]
+            going_on = [each for each in searches if not each.search.is_over]
+            if bar is not None and len(going_on) < len(searches):
+                bar.update(len(searches) - len(going_on))
+            searches = going_on
 
     def chat(
         self,
@@ -299,6 +318,112 @@ class LLM:
         params = _as_params(sampling_params, len(conversations), self.default_sampling_params)
         priorities = [0] * len(conversations)
         return self._run(tokenize, params, use_tqdm, priorities, lora_request)
+
+    # -- embeddings and scores ---------------------------------------------------------------
+
+    def embed(
+        self,
+        prompts: Any,
+        *,
+        use_tqdm: UseTqdm = False,
+        pooling_params: PoolingParams | None = None,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
+        """Embed texts, batched together; outputs come in the order of the texts, and have an
+        `EmbeddingOutput`.
+
+        Args:
+            prompts: a text, token ids, or a list of these.
+            pooling_params: such as ``PoolingParams(dimensions=256)``.
+            prompt_name: of the text of the model's files that goes before each, such as "query";
+                None: their default, mostly none.
+            truncate_prompt_tokens: the most tokens of a text, -1: those that the model takes; a
+                longer one loses its end. None: a text that is too long is an error.
+
+        A text that cannot be embedded gets an output with the reason in ``error``.
+
+        Raises:
+            RequestError: no text could be embedded; or the model generates.
+        """
+        return self._pooled().embed(
+            prompts,
+            pooling_params,
+            prompt_name=prompt_name,
+            truncate=truncate_prompt_tokens,
+            use_tqdm=use_tqdm,
+        )
+
+    def encode(
+        self,
+        prompts: Any,
+        pooling_params: PoolingParams | None = None,
+        *,
+        pooling_task: Task | None = None,
+        use_tqdm: UseTqdm = False,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Pool texts as ``embed`` does, to arrays (`PoolingOutput`): of a task "embed", "classify",
+        or "token_embed", which is a vector for each token."""
+        return self._pooled().encode(
+            prompts,
+            pooling_params,
+            pooling_task,
+            prompt_name=prompt_name,
+            truncate=truncate_prompt_tokens,
+            use_tqdm=use_tqdm,
+        )
+
+    def classify(
+        self,
+        prompts: Any,
+        *,
+        use_tqdm: UseTqdm = False,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[PoolingRequestOutput[ClassificationOutput]]:
+        """Score each label of a classifier for texts (`ClassificationOutput`)."""
+        return self._pooled().classify(
+            prompts, pooling_params, truncate=truncate_prompt_tokens, use_tqdm=use_tqdm
+        )
+
+    def score(
+        self,
+        data_1: Any,
+        data_2: Any,
+        *,
+        use_tqdm: UseTqdm = False,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
+        """Score pairs of texts (`ScoringOutput`): a cross-encoder reads both together, and of a
+        model that embeds it is the similarity of their embeddings.
+
+        Args:
+            data_1: one text, for all of ``data_2``, or as many.
+        """
+        return self._pooled().score(
+            data_1,
+            data_2,
+            pooling_params,
+            truncate=truncate_prompt_tokens,
+            use_tqdm=use_tqdm,
+        )
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        use_tqdm: UseTqdm = False,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[RankedDocument]:
+        """Return documents by their ``score`` beside a query, best first: all, or ``top_n``."""
+        return self._pooled().rerank(
+            query, documents, top_n, truncate=truncate_prompt_tokens, use_tqdm=use_tqdm
+        )
 
     def stream(
         self,
@@ -375,7 +500,7 @@ class LLM:
         ids = [str(next(self._ids)) for _ in params]
         try:
             for begin in range(0, len(params), _PROMPTS_AT_ONCE):
-                waiting: deque[_PendingPrompt] = deque()
+                waiting: deque[_Pending] = deque()
                 for index in range(begin, min(begin + _PROMPTS_AT_ONCE, len(params))):
                     try:
                         pending = self._pending_prompt(ids[index], tokenize(index), params[index])
@@ -398,6 +523,45 @@ class LLM:
                 for request_id in ids:
                     self._inboxes.pop(request_id, None)
         return call.outputs(len(params))
+
+    def _pooled(self) -> PoolingCalls:
+        """The calls of a model that pools; InvalidRequestError if it generates."""
+        if self._pooling_calls is None:
+            model = PoolingModel.of_facts(
+                self._loaded.info.get("pooling"),
+                self.get_tokenizer(),
+                self._text_engine.vocab_size,
+                self.config.scheduler.max_model_len,
+            )
+            self._pooling_calls = PoolingCalls(model, self._pool)
+        return self._pooling_calls
+
+    def _pool(
+        self,
+        count: int,
+        prompt: Callable[[int], PoolingPrompt],
+        params: PoolingParams,
+        use_tqdm: UseTqdm,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """See :class:`octavo.serving.pooling_calls.Pool`."""
+        call = _PoolingCall(open_bar(use_tqdm, count))
+        ids = [str(next(self._ids)) for _ in range(count)]
+        try:
+            for begin in range(0, count, _PROMPTS_AT_ONCE):
+                waiting: deque[_Pending] = deque()
+                for index in range(begin, min(begin + _PROMPTS_AT_ONCE, count)):
+                    try:
+                        waiting.append(_PendingText(ids[index], prompt(index), params))
+                    except RequestError as error:
+                        call.refused[ids[index]] = error
+                self._add_all(waiting, call.inbox, call.open, call.refuse)
+            if call.refused and not call.groups:
+                raise next(iter(call.refused.values()))
+            self._shared_loop.wait_for(call.inbox.wait)
+        finally:
+            call.close()
+            self._shared_loop.ask(partial(self._forget, *ids))
+        return [call.output(request_id) for request_id in ids]
 
     # Work with the tokenizer is done here, not in the thread that steps the engine.
 
@@ -423,10 +587,10 @@ class LLM:
 
     def _add_all(
         self,
-        waiting: deque[_PendingPrompt],
+        waiting: deque[_Pending],
         inbox: OutputQueue,
-        opened: Callable[[_PendingPrompt, SampleGroup], object],
-        refused: Callable[[_PendingPrompt, RequestError], object],
+        opened: Callable[[Any, SampleGroup], object],
+        refused: Callable[[Any, RequestError], object],
     ) -> None:
         """Queue prompts; while the queue is full, run the engine."""
 
@@ -450,17 +614,8 @@ class LLM:
             self._shared_loop.wait_for_step()
             self._shared_loop.do(add_some)
 
-    def _add(self, pending: _PendingPrompt, inbox: OutputQueue) -> SampleGroup:
-        group = self._text_engine.add(
-            pending.request_id,
-            pending.prompt.text,
-            pending.prompt.token_ids,
-            pending.params,
-            cache_salt=pending.prompt.cache_salt,
-            priority=pending.priority,
-            prepared_mask=pending.mask,
-            lora=pending.lora,
-        )
+    def _add(self, pending: _Pending, inbox: OutputQueue) -> SampleGroup:
+        group = pending.add_to(self._text_engine)
         inbox.expect(group)
         self._inboxes[pending.request_id] = inbox
         return group
@@ -518,6 +673,14 @@ def _next_tokens(output: RequestOutput) -> NextTokens:
     return {token_id: entry.logprob for token_id, entry in entries.items()}
 
 
+class _Search(NamedTuple):
+    """A beam search, and what all of its requests have."""
+
+    search: BeamSearch
+    salt: str
+    lora: LoRARequest | None
+
+
 class _Prompt(NamedTuple):
     text: str | None
     token_ids: list[int]
@@ -535,6 +698,32 @@ class _PendingPrompt(NamedTuple):
     place: int = 0  # among the prompts of a call
     priority: int = 0
     lora: ChosenLora | None = None
+
+    def add_to(self, engine: TextEngine) -> SampleGroup:
+        return engine.add(
+            self.request_id,
+            self.prompt.text,
+            self.prompt.token_ids,
+            self.params,
+            cache_salt=self.prompt.cache_salt,
+            priority=self.priority,
+            prepared_mask=self.mask,
+            lora=self.lora,
+        )
+
+
+class _PendingText(NamedTuple):
+    """A text that is about to be added to an engine that pools."""
+
+    request_id: str
+    prompt: PoolingPrompt
+    params: PoolingParams
+
+    def add_to(self, engine: TextEngine) -> SampleGroup:
+        return engine.add_pooling(self.request_id, self.prompt, self.params)
+
+
+_Pending = _PendingPrompt | _PendingText
 
 
 class _Call:
@@ -575,6 +764,46 @@ class _Call:
             else _refused_output(index, self.refused[index])
             for index in range(count)
         ]
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+class _PoolingCall:
+    """One call that pools, with the results and refusals of its texts."""
+
+    def __init__(self, bar: Bar | None):
+        self.inbox = OutputQueue(self._is_done)
+        self.groups: dict[str, SampleGroup] = {}
+        self.refused: dict[str, RequestError] = {}
+        self._deltas: dict[str, Delta] = {}
+        self._bar = bar
+
+    def open(self, pending: _PendingText, group: SampleGroup) -> None:
+        self.groups[pending.request_id] = group
+
+    def refuse(self, pending: _PendingText, error: RequestError) -> None:
+        self.refused[pending.request_id] = error
+
+    def _is_done(self) -> bool:
+        is_over = not self.inbox.num_running  # asked first: nothing comes after the last delta
+        while self.inbox.news:
+            delta = self.inbox.news.popleft()
+            self._deltas[delta.request_id] = delta
+            if self._bar is not None:
+                self._bar.update(1)
+        return is_over
+
+    def output(self, request_id: str) -> PoolingRequestOutput[PoolingOutput]:
+        if (refused := self.refused.get(request_id)) is not None:
+            return PoolingRequestOutput(request_id, None, [], error=str(refused))
+        group, delta = self.groups[request_id], self._deltas[request_id]
+        data = None if delta.pooled is None else PoolingOutput(delta.pooled)
+        cached = group.samples[0].request.stats.num_cached_tokens or 0
+        return PoolingRequestOutput(
+            request_id, data, group.prompt_token_ids, cached, error=delta.error
+        )
 
     def close(self) -> None:
         if self._bar is not None:

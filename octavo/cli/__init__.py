@@ -34,6 +34,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "generate": Command("generate", "configure", "answer one or more prompts"),
     "chat": Command("chat", "configure", "a conversation in the terminal"),
+    "embed": Command("embed", "configure", "make vectors of texts"),
     "serve": Command("serve", "configure", "an OpenAI-compatible server, and a chat page"),
     "run-batch": Command("run_batch", "configure", "answer a file of requests"),
     "cluster": Command("cluster", "COMMANDS", "the machines on which a server has its replicas"),

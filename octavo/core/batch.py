@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from octavo.core.request import Request
 from octavo.core.state_types import StateStep
@@ -195,10 +195,13 @@ class StepOutput:
     """The results of a step, by request id.
 
     ``token_ids`` holds a list for each item that samples, of 1 to ``num_sampled`` tokens. A request
-    in ``errors`` has none: its row could not be sampled, and only this request ends.
+    in ``errors`` has none: its row could not be sampled, and only this request ends. ``pooled`` has
+    the results of pooling requests whose last token was computed: float32 arrays of numpy, which
+    the core does not know, [values] or, of each token, [T, values].
     """
 
     token_ids: dict[str, list[int]]
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    pooled: dict[str, Any] = field(default_factory=dict)

@@ -86,6 +86,29 @@ def check_sink_window(
         )
 
 
+def pooled_tokens_of(num_prompt: int, max_model_len: int, num_slots: int) -> int:
+    """Return the number of tokens at which a pooling request ends: those of its prompt.
+
+    Raises:
+        InvalidRequestError: the prompt is empty.
+        PromptTooLongError: it has more tokens than the context or the pool holds.
+    """
+    if num_prompt == 0:
+        raise InvalidRequestError("is empty: there are no tokens to pool", "input")
+    limit = min(max_model_len, num_slots)
+    if num_prompt > limit:
+        what, remedy = "model", "raise max_model_len if the model allows it"
+        if limit < max_model_len:
+            what, remedy = "KV pool", "raise num_blocks or kv_cache_memory"
+        raise PromptTooLongError(
+            f"the text has {num_prompt} tokens and the {what} takes {limit}: shorten it, have it "
+            f"truncated (truncate_prompt_tokens), or {remedy}",
+            num_prompt,
+            limit,
+        )
+    return num_prompt
+
+
 def total_tokens_of(
     num_prompt: int,
     max_tokens: int | None,

@@ -47,6 +47,7 @@ class MissReason(Enum):
     NO_STATE = "no_state"  # it is known, but no state that recurrent layers would go on from
     SINK_WINDOW = "sink_window"  # the request does not attend to all of its tokens from there on
     PROMPT_LOGPROBS = "prompt_logprobs"  # all of it is to be computed
+    POOLING = "pooling"  # the same, for a vector of all its tokens
     OFF = "off"
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from octavo.core.pooling_params import PoolingInput
 from octavo.core.repetition import Repetition
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sink_window import SinkWindow
@@ -86,6 +87,8 @@ class Request:
     # Its steps have no other requests than the samples of its prompt: if one of them fails, this
     # prompt is the cause.
     isolated: bool = False
+    # Of a request whose result is a vector: it ends with its prompt, and generates nothing.
+    pooling: PoolingInput | None = None
 
     # Tokens that end a sequence which may not be repeated (core/repetition.py).
     dry_breakers: Collection[int] = field(default=(), repr=False)

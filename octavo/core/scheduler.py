@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 from octavo.base.errors import ConfigError, InvalidRequestError
 from octavo.core.adapters import Adapters, AdapterState, NoAdapters
@@ -31,6 +32,7 @@ from octavo.core.limits import (
     RequestWork,
     WorkBudget,
     check_sink_window,
+    pooled_tokens_of,
     total_tokens_of,
 )
 from octavo.core.lookahead import Lookahead
@@ -112,6 +114,7 @@ class RequestUpdate:
     new_token_ids: list[int]
     logprobs: Sequence[TokenLogprobs] = ()
     prompt_logprobs: Sequence[TokenLogprobs] = ()
+    pooled: Any = None  # see ``StepOutput``
 
 
 class Scheduler:
@@ -184,11 +187,14 @@ class Scheduler:
         """Return the number of tokens at which the request ends by length; raises if that can
         never be reached."""
         config, blocks = self.config, self.block_manager
+        longest = blocks.longest_sequence(config.max_num_batched_tokens, config.max_model_len)
+        if request.pooling is not None:
+            return pooled_tokens_of(request.num_prompt_tokens, config.max_model_len, longest)
         num_tokens = total_tokens_of(
             request.num_prompt_tokens,
             request.params.max_tokens,
             config.max_model_len,
-            blocks.longest_sequence(config.max_num_batched_tokens, config.max_model_len),
+            longest,
             request.sink_window,
         )
         if request.sink_window is not None:
@@ -381,7 +387,8 @@ class Scheduler:
             return None
         if num_tokens == 0:
             return None
-        return ScheduledRequest(request, start, num_tokens, int(num_tokens == missing))
+        is_sampled = num_tokens == missing and request.pooling is None
+        return ScheduledRequest(request, start, num_tokens, int(is_sampled))
 
     def _make_room(self, request: Request, num_tokens: int) -> tuple[bool, list[Request]]:
         """Allocate slots up to ``num_tokens``, preempting where it must. Also returns the
@@ -498,7 +505,7 @@ class Scheduler:
         They come from the prefix cache, or from the request it forks from, whichever has more. The
         last known token is always computed, because its logits are needed.
         """
-        if _reports_prompt(request):
+        if _needs_whole_prompt(request):
             return self.block_manager.nothing_shared
         cached = self.block_manager.match(request, limit=len(request.token_ids) - 1)
         source = request.fork_of
@@ -515,8 +522,8 @@ class Scheduler:
 
     def _miss_reason(self, request: Request, num_shared: int) -> MissReason:
         """Return the reason why no more of its tokens were shared."""
-        if _reports_prompt(request):
-            return MissReason.PROMPT_LOGPROBS
+        if _needs_whole_prompt(request):
+            return MissReason.PROMPT_LOGPROBS if request.pooling is None else MissReason.POOLING
         limit = len(request.token_ids) - 1
         return self.block_manager.why_no_more(request, num_shared, limit)
 
@@ -564,6 +571,11 @@ class Scheduler:
             request.num_computed_tokens = item.end
             end_of_states(request)
             commit(request)
+            if request.pooling is not None:
+                if request_id in output.pooled:
+                    self._finish(request, FinishReason.STOP)
+                    updates.append(RequestUpdate(request, [], pooled=output.pooled[request_id]))
+                continue
             new_token_ids = self._append(request, token_ids_of.get(request_id, []))
             update = RequestUpdate(request, new_token_ids)
             if output.logprobs:
@@ -621,8 +633,11 @@ class Scheduler:
         return token_ids if num_taken == len(token_ids) else token_ids[:num_taken]
 
 
-def _reports_prompt(request: Request) -> bool:
-    """Return whether every position of a prompt has to be computed, for its log-probabilities."""
+def _needs_whole_prompt(request: Request) -> bool:
+    """Return whether every position of a prompt has to be computed, for its log-probabilities or
+    for a vector of all."""
+    if request.pooling is not None and request.pooling.sees_all:
+        return True
     return request.params.prompt_logprobs is not None and (
         request.num_prompt_logprobs < request.num_prompt_tokens - 1
     )

@@ -34,7 +34,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.kernels.key_tiles import KEY_TILE, SinkWindowLike, StepSinkWindows, Visibility, Windowed
+from octavo.kernels.key_tiles import (
+    KEY_TILE,
+    BothWays,
+    SinkWindowLike,
+    StepSinkWindows,
+    Visibility,
+    Windowed,
+)
 from octavo.kernels.kv_stores import Vectors
 
 QUERY_TILE = 8
@@ -168,7 +175,8 @@ class ReferenceAttentionPlan:
             of_row = np.repeat(np.arange(len(seq_lens)), np.diff(query_start))
             slots = np.arange(self.num_rows) + (seq_lens - query_start[1:])[of_row]
             self.angles = tuple(map(self._tensor, sink_windows.angles(of_row, slots)))
-        self._groups: dict[tuple[int | None, int], tuple[_Group, ...]] = {}
+        self._seq_lens = seq_lens
+        self._groups: dict[tuple[int | None, int, bool], tuple[_Group, ...]] = {}
 
         query_lens = np.diff(query_start)
         known_lens = query_lens if trees is None else query_lens - trees.num_rows(len(query_lens))
@@ -187,14 +195,16 @@ class ReferenceAttentionPlan:
             self._token = np.concatenate([self._token, trees.rows])
             self._position = np.concatenate([self._position, trees.position])
 
-    def groups(self, window: int | None, num_kv_heads: int) -> Iterator[_Group]:
+    def groups(
+        self, window: int | None, num_kv_heads: int, bidirectional: bool = False
+    ) -> Iterator[_Group]:
         """Yields the work items in groups, with indices into caches of ``num_kv_heads`` heads."""
-        key = (window, num_kv_heads)
+        key = (window, num_kv_heads, bidirectional)
         if key in self._groups:
             yield from self._groups[key]
             return
         last = self._position + self._num_queries - 1
-        visible = self._visibility(window)
+        visible = self._visibility(window, bidirectional)
         num_tiles = visible.num_tiles(self._request, self._position, last)
         made = []
         for items in _split(num_tiles):
@@ -204,8 +214,11 @@ class ReferenceAttentionPlan:
         if num_tiles.sum() * num_kv_heads * KEY_TILE <= _KEPT_INDICES:
             self._groups[key] = tuple(made)
 
-    def _visibility(self, window: int | None) -> Visibility:
+    def _visibility(self, window: int | None, bidirectional: bool) -> Visibility:
         """Visibility rules of a layer."""
+        if bidirectional:
+            assert self._sink_windows is None and self._trees is None
+            return BothWays(window, self._seq_lens)
         if self._sink_windows is None:
             return Windowed(window)
         assert window is None, "a request's own window is for layers that see all"
@@ -279,12 +292,14 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    bidirectional: bool = False,
 ) -> Tensor:
     """Attention of q [T, H, D] over the caches: [T, H, value_dim].
 
     If the plan has ``angles``, q has the rows of all rotations, one after the other.
 
-    A query sees the positions up to its own; with ``window``, only the last ``window`` of them.
+    A query sees the positions up to its own; with ``window``, only the last ``window`` of them. If
+    ``bidirectional``, it sees those after its own in the same way.
     Scores are scaled, then capped to ``softcap * tanh(score / softcap)``. ``sinks`` [H] are the
     scores of one more key per head that every query sees, with a value of zero.
     """
@@ -293,7 +308,7 @@ def paged_attention(
         sinks = sinks.float().view(1, num_kv_heads, 1, -1, 1)
     num_tokens, num_heads = plan.num_rows if plan.angles else len(q), q.shape[1]
     out: Tensor | None = None
-    for group in plan.groups(window, num_kv_heads):
+    for group in plan.groups(window, num_kv_heads, bidirectional):
         scores = _scores(q, k_cache, group, scale)
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap

@@ -48,6 +48,7 @@ class Ops:
     activate: Op
     scale: Op
     embed_positions: Op
+    embed_types: Op
     moe: Op
     sigmoid_mul: Op
 
@@ -62,7 +63,7 @@ def create_ops(dtype: str = "float32", name: str = "reference") -> Ops:
     """
     module = import_module(f"octavo.kernels.{name}")
     ops = {op: getattr(module, op) for op in OP_NAMES}
-    for op in ("embed", "embed_positions"):
+    for op in ("embed", "embed_positions", "embed_types"):
         ops[op] = partial(ops[op], dtype=dtype)
     return Ops(name=name, dtype=dtype, **ops)
 

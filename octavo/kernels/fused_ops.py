@@ -61,6 +61,7 @@ class FusedEmbedding:
     out: Value
     positions: WeightRef | None = None  # learned positions, added to the embeddings
     position_offset: int = 0
+    types: np.ndarray | None = None  # vectors of token types, added too: float32 [types, width]
     # Of the scheme `sum`: ``weight`` has the rows of these tokens, and zeros of all others are
     # added up over the ranks. None: it has all rows.
     token_ids: range | None = None
@@ -81,7 +82,9 @@ class FusedLinear:
     added_norm: FusedNorm | None = None
     sum_out: Value | None = None
     residual: Value | None = None  # the product is added to it
-    activation: str | None = None  # "silu", "gelu_tanh", "gelu_erf" of segment 0, times segment 1
+    # "silu", "gelu_tanh", "gelu_erf" of segment 0, times segment 1; or a kind of ``ALONE`` of the
+    # only segment (`cpu/joined_activations.py`).
+    activation: str | None = None
     remainder_above: float = math.inf  # see cpu/activation_precision.py
     scale: float | None = None  # of the product, before it is added to a residual
     first_input: int = 0  # of ``source``, which may have more than the weights multiply
@@ -122,6 +125,7 @@ class FusedAttention:
     k_norm: FusedNorm | None = None
     rope: RopeTable | None = None
     interleaved: bool = False
+    bidirectional: bool = False  # queries see the positions after their own too
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ between the projections::
     down > rmsnorm > add > q ...            (OLMo 2) the same
     o > scale > add                         (Granite) one Linear, scaled
     embed, positions > add                  (GPT-2) one Embedding
+    embed, types > add, positions > add     (BERT) one Embedding
 
     rmsnorm > router, experts > add         one Linear and one Experts, with the norm in both
 
@@ -46,7 +47,7 @@ from octavo.kernels.recorder import Call, Tape, Value
 
 # Ops that wait for the readers of their outputs.
 _WAITING = (
-    *("rmsnorm", "layernorm", "add", "scale", "embed_positions", "rope"),
+    *("rmsnorm", "layernorm", "add", "scale", "embed_positions", "embed_types", "rope"),
     *("store_kv", "store_latents"),
 )
 
@@ -57,7 +58,19 @@ def fuse(tape: Tape) -> list[FusedOp]:
     Raises:
         CannotFuse: a call cannot be fused.
     """
-    return _Fusion(tape).run()
+    ops = _Fusion(tape).run()
+    if not ops or not isinstance(ops[-1], FusedHead):
+        raise CannotFuse("the forward pass does not end with lm_head")
+    return ops
+
+
+def fuse_to(output: Value) -> list[FusedOp]:
+    """Fuse a recorded forward pass that ends with ``output``, and has no head.
+
+    Raises:
+        CannotFuse: a call cannot be fused.
+    """
+    return _Fusion(output.tape).run(output)
 
 
 @dataclass(slots=True)
@@ -74,7 +87,7 @@ class _Fusion:
     made: set[Value] = field(default_factory=set)  # values that an op so far writes
     taken: set[int] = field(default_factory=set)  # ids of calls that need no op of their own
 
-    def run(self) -> list[FusedOp]:
+    def run(self, output: Value | None = None) -> list[FusedOp]:
         self.made.update(self.tape.inputs)
         for call in self.tape.calls:
             for value in call.inputs:
@@ -82,8 +95,8 @@ class _Fusion:
         for call in self.tape.calls:
             if id(call) not in self.taken:
                 self._take(call)
-        if not self.ops or not isinstance(self.ops[-1], FusedHead):
-            raise CannotFuse("the forward pass does not end with lm_head")
+        if output is not None:
+            self.ops.append(FusedCheck(self._need(output)))
         return self.ops
 
     def _take(self, call: Call) -> None:
@@ -123,12 +136,16 @@ class _Fusion:
         op = FusedEmbedding(
             call.inputs[0], weight, 1.0 if scale is None else scale, call.outputs[0]
         )
-        sum_call = self._only_reader(op.out, "add")
-        positions = sum_call and _other(sum_call, op.out).source.producer
-        if sum_call and positions and positions.name == "embed_positions":
-            self.taken.update((id(sum_call), id(positions)))
-            op.positions = positions.arguments["weight"]
-            op.position_offset = positions.arguments["offset"]
+        while (sum_call := self._only_reader(op.out, "add")) is not None:
+            added = _other(sum_call, op.out).source.producer
+            if added is not None and added.name == "embed_positions" and op.positions is None:
+                op.positions = added.arguments["weight"]
+                op.position_offset = added.arguments["offset"]
+            elif added is not None and added.name == "embed_types" and op.types is None:
+                op.types = added.arguments["weight"].floats()
+            else:
+                break
+            self.taken.update((id(sum_call), id(added)))
             op.out = sum_call.outputs[0]
         self.ops.append(op)
         self.made.add(op.out)
@@ -292,6 +309,7 @@ class _Fusion:
             call.arguments["window"],
             call.arguments["softcap"],
             call.arguments["sinks"],
+            bidirectional=call.arguments["bidirectional"],
         )
         rope = q.source.producer
         if rope is not None and rope.name == "rope":

@@ -85,6 +85,32 @@ class Windowed:
         return slot * 0 if self.window is None else np.maximum(slot - self.window + 1, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class BothWays(Windowed):
+    """Visibility of keys before and after a query alike: of those less than ``window`` away, or of
+    all. ``seq_lens`` [requests] are the tokens of each request."""
+
+    seq_lens: np.ndarray
+
+    def num_tiles(self, request: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+        return Windowed.num_tiles(self, request, first, self._last_seen(request, last))
+
+    def tiles(self, request: np.ndarray, first: np.ndarray, last: np.ndarray) -> KeyTiles:
+        return Windowed.tiles(self, request, first, self._last_seen(request, last))
+
+    def hidden(
+        self, request: np.ndarray, tiles: KeyTiles, query: np.ndarray, key: np.ndarray
+    ) -> np.ndarray:
+        hidden: np.ndarray = key > self._last_seen(request[:, None, None, None], query)
+        if self.window is not None:
+            hidden = hidden | (query - key >= self.window)
+        return hidden
+
+    def _last_seen(self, request: np.ndarray, slot: np.ndarray) -> np.ndarray:
+        end = self.seq_lens[request] - 1
+        return end if self.window is None else np.minimum(slot + self.window - 1, end)
+
+
 class SinkWindowLike(Protocol):
     """A request's sink window, as in ``core/sink_window.py``."""
 

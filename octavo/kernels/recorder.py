@@ -126,6 +126,10 @@ def embed_positions(positions: Value, weight: Weight, offset: int = 0, **_: Any)
     )[0]
 
 
+def embed_types(types: Value, weight: Weight, **_: Any) -> Value:
+    return types.tape.record("embed_types", (types,), (weight.shape[1],), weight=weight)[0]
+
+
 def layernorm(x: Value, weight: np.ndarray, bias: np.ndarray | None, eps: float) -> Value:
     return x.tape.record("layernorm", (x,), (x.width,), weight=weight, bias=bias, eps=eps)[0]
 
@@ -176,6 +180,7 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: np.ndarray | None = None,
+    bidirectional: bool = False,
 ) -> Value:
     (attended,) = q.tape.record(
         "paged_attention",
@@ -186,6 +191,7 @@ def paged_attention(
         window=window,
         softcap=softcap,
         sinks=sinks,
+        bidirectional=bidirectional,
     )
     return attended.view(-1, *q.shape)
 

@@ -73,6 +73,11 @@ def embed_positions(
     return embed(positions + offset, weight, dtype=dtype)
 
 
+def embed_types(types: Tensor, weight: Tensor, *, dtype: str = "float32") -> Tensor:
+    """Rows ``types`` (int64 [T]) of ``weight``, float32 [types, K]: [T, K] in ``dtype``."""
+    return weight.index_select(0, types).to(getattr(torch, dtype))
+
+
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """Layer norm over the last dimension, (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight +
     bias, computed in float32."""

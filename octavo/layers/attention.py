@@ -12,13 +12,14 @@ from octavo.layers.parameter import Parameter
 
 
 class Attention(Module):
-    """Causal self-attention of one layer, with grouped query heads.
+    """Self-attention of one layer, with grouped query heads.
 
     Args:
         window: positions that a query sees; None for all.
         qk_norm_eps: epsilon of the rmsnorms of queries and keys, over each head, or over all heads
             of a token at once if ``whole_qk_norm``; None for no norms.
         sinks: each head has a learned logit in its softmax that belongs to no value.
+        bidirectional: a query sees the positions after its own as it sees those before.
     """
 
     def __init__(
@@ -39,11 +40,12 @@ class Attention(Module):
         qk_norm_plus: float = 0.0,
         whole_qk_norm: bool = False,
         sinks: bool = False,
+        bidirectional: bool = False,
     ):
         self.layer_index = layer_index
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.scale, self.window, self.softcap = scale, window, softcap
-        self.interleaved_rope = interleaved_rope
+        self.interleaved_rope, self.bidirectional = interleaved_rope, bidirectional
         self.q_proj: Module = Linear(hidden_size, num_heads * head_dim, bias)
         self.k_proj: Module = Linear(hidden_size, num_kv_heads * head_dim, bias)
         self.v_proj: Module = Linear(hidden_size, num_kv_heads * head_dim, bias)
@@ -86,6 +88,7 @@ class Attention(Module):
             softcap=self.softcap,
             sinks=None if self.sinks is None else self.sinks.value,
             rotated=lambda positions: rotated(positions)[0],
+            bidirectional=self.bidirectional,
         )
         heads: Activations = attended.view(-1, self.num_heads * self.head_dim)
         return heads

@@ -38,11 +38,13 @@ class StepAttention(Protocol):
         softcap: float | None = None,
         sinks: Any = None,
         rotated: Callable[[Any], Any] | None = None,
+        bidirectional: bool = False,
     ) -> Any:
         """Store k and v [T, Hk, D] in the KV cache of a layer, and return the attention of q
         [T, H, D] over what the cache has: [T, H, D].
 
-        A query sees its own position and those before it, ``window`` of them if that is given. A
+        A query sees its own position and those before it, ``window`` of them if that is given;
+        ``bidirectional``, it sees those after it in the same way, all of which are in the step. A
         request with a sink window sees what that says; then ``rotated`` returns q rotated to other
         positions. ``sinks`` [H] are logits in the softmax of each head that belong to no value.
         """
@@ -75,6 +77,11 @@ class ForwardContext(Protocol):
     @property
     def positions(self) -> Any:
         """Position of each token in its own sequence, int64 [T]."""
+        ...
+
+    @property
+    def token_types(self) -> Any:
+        """Type of each token, int64 [T]: which of two texts it is of; 0 where there is one."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Embeddings of tokens and of positions."""
+"""Embeddings of tokens, of positions and of token types."""
 
 from __future__ import annotations
 
@@ -30,3 +30,13 @@ class PositionEmbedding(Module):
 
     def forward(self, ctx: ForwardContext) -> Activations:
         return ctx.ops.embed_positions(ctx.positions, self.weight.value, self.offset)
+
+
+class TypeEmbedding(Module):
+    """Learned embeddings of the types of tokens: activations [T, hidden_size]."""
+
+    def __init__(self, num_types: int, hidden_size: int):
+        self.weight = Parameter(num_types, hidden_size, exact=True)
+
+    def forward(self, ctx: ForwardContext) -> Activations:
+        return ctx.ops.embed_types(ctx.token_types, self.weight.value)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _SAFETENSORS_TYPES = {type.name: type for type in FLOAT_TYPES}  # which have the same names there
+# Tensors of old encoders that only count 0, 1, 2, ... or are all 0, in int64.
+_COUNTERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 _INDEX = "model.safetensors.index.json"
 
 
@@ -217,6 +219,8 @@ class SafetensorsFolder:
         for tensor, file in self._file_of.items():
             name = weight_of.get(tensor)
             if name is None:
+                if tensor.endswith(_COUNTERS):
+                    continue
                 if self._format is None or not is_of_activations(tensor):
                     entries[tensor] = _plain_entry(tensor, file)
             elif name not in entries:

@@ -112,12 +112,14 @@ class Multipliers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder-only transformer. Sizes are in values, positions in tokens.
+    """A decoder-only transformer, or an encoder. Sizes are in values, positions in tokens.
 
     ``layer_windows`` has for each layer the number of last positions that it sees, None for all.
     Layers with a window turn positions by ``local_rope`` where the model has one, else all by
-    ``rope``. ``sampling_defaults`` are what the model's authors recommend, by the names of
-    ``SamplingParams``; a field is missing where they say nothing.
+    ``rope``. In a ``bidirectional`` model a token sees those after it as well, and a window reaches
+    as far in both directions: to less than so many positions. ``sampling_defaults`` are what the
+    model's authors recommend, by the names of ``SamplingParams``; a field is missing where they say
+    nothing.
     """
 
     architecture: str  # a key of registry.ARCHITECTURES
@@ -156,6 +158,9 @@ class ModelConfig:
     latent: LatentConfig | None = None  # of layers with latent attention: then all
     experts: ExpertsConfig | None = None
     recurrence: RecurrenceConfig | None = None
+    bidirectional: bool = False
+    token_types: int = 0  # rows of a table of them; 0: there is none
+    norm_bias: bool = True  # of LayerNorms
 
     @property
     def kv_layers(self) -> tuple[KVSpec, ...]:

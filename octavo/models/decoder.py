@@ -124,6 +124,7 @@ def make_attention(
         interleaved_rope=config.rope.interleaved,
         bias=config.attention_bias,
         output_bias=config.attention_output_bias,
+        bidirectional=config.bidirectional,
         **more,
     )
 

@@ -71,10 +71,15 @@ def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     # The spelling of transformers 4.51 to 4.52, _sliding_window_pattern, is of later ones too.
     later = fields.integer("_sliding_window_pattern", _WINDOWS.period)
     period = fields.integer("sliding_window_pattern", later)
+    windows = _WINDOWS.from_hf(fields, config, period)
+    is_bidirectional = fields.boolean("use_bidirectional_attention", False)
+    if is_bidirectional:  # files have the length of what is seen, to both sides (EmbeddingGemma)
+        windows = tuple(None if size is None else size // 2 + 1 for size in windows)
     return {
+        "bidirectional": is_bidirectional,
         "norm_plus_one": True,
         "qk_norm": True,
-        "layer_windows": _WINDOWS.from_hf(fields, config, period),
+        "layer_windows": windows,
         "attention_scale": fields.number("query_pre_attn_scalar") ** -0.5,
         "embedding_scale": math.sqrt(config.hidden_size),
     }

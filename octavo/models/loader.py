@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from octavo.base.errors import ModelFileError
 from octavo.layers.module import Module, named_parameters
@@ -34,6 +34,23 @@ def load_checkpoint(
     return model
 
 
+def load_without_head(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    unread: Collection[str] = (),
+    *,
+    progress: Progress | None = None,
+) -> CausalLM:
+    """The same of a model that is used without its head, which the files may lack.
+
+    ``unread``: names of tensors that others read.
+    """
+    model: CausalLM = model_class(config.architecture)(config)
+    vars(model).pop("lm_head", None)  # encoders have none
+    _load_parameters(model, config, checkpoint, progress, unread)
+    return model
+
+
 def weights_bytes(model: CausalLM) -> int:
     """Bytes of a model's weights, a tied one counted once."""
     assert isinstance(model, Module)
@@ -46,15 +63,19 @@ def _load_parameters(
     config: ModelConfig,
     checkpoint: Checkpoint,
     progress: Progress | None,
+    unread: Collection[str] = (),
 ) -> None:
     assert isinstance(model, Module)
     parameters = dict(named_parameters(model))
+    has_head = HEAD in parameters
     if config.tie_embeddings:
-        del parameters[HEAD]
+        parameters.pop(HEAD, None)
     leftover = []
     for source, name, weight in _stream(checkpoint, config, progress):
         parameter = parameters.get(name)
         if parameter is None:
+            if source in unread or (name == HEAD and not has_head):
+                continue
             if not _changes_nothing(source, weight):
                 leftover.append(source)
             continue
@@ -73,7 +94,7 @@ def _load_parameters(
             checkpoint.path,
             f"tensors that a {config.architecture} does not have: {', '.join(leftover)}",
         )
-    if config.tie_embeddings:
+    if config.tie_embeddings and has_head:
         head = dict(named_parameters(model))[HEAD]
         head.share(parameters[EMBEDDING])
 

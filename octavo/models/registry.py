@@ -8,6 +8,7 @@ layers of families that can only be planned are described in `octavo.cost.hf_fam
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -42,6 +43,11 @@ class Listed(NamedTuple):
     gguf: str | None = None
     alike: tuple[str, ...] = ()
     lacks: str = ""
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether it embeds, scores and classifies, and generates nothing."""
+        return self.family is not None and self.family.startswith(("bert:", "modernbert:"))
 
     @property
     def model_type(self) -> str:
@@ -136,6 +142,25 @@ FAMILIES = (
     Listed("gpt:STARCODER2", ("Starcoder2ForCausalLM",), ("starcoder2",), "starcoder2"),
     Listed("gpt:GPT2", ("GPT2LMHeadModel",), ("gpt2",), "gpt2"),
     Listed("gpt:OPT", ("OPTForCausalLM",), ("opt",)),
+    # Encoders, which embed, score and classify.
+    Listed(
+        "bert:BERT",
+        ("BertModel", "BertForMaskedLM", "BertForSequenceClassification"),
+        ("bert",),
+    ),
+    Listed(
+        "bert:ROBERTA",
+        (
+            *("XLMRobertaModel", "XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification"),
+            *("RobertaModel", "RobertaForMaskedLM", "RobertaForSequenceClassification"),
+        ),
+        ("xlm-roberta", "roberta"),
+    ),
+    Listed(
+        "modernbert:MODERNBERT",
+        ("ModernBertModel", "ModernBertForMaskedLM", "ModernBertForSequenceClassification"),
+        ("modernbert",),
+    ),
     # Families that can be planned and not run have no module.
     Listed(
         None,
@@ -241,6 +266,7 @@ FAMILIES = (
     Listed(None, ("SeedOssForCausalLM",), ("seed_oss",)),
     Listed(None, ("StableLmForCausalLM",), ("stablelm",)),
 )
+_OTHER_HEADS = re.compile(r"(Text)?Model$|ForSequenceClassification$")
 _BY_NAME = {name: listed for listed in FAMILIES for name in listed.names}
 _BY_MODEL_TYPE = {
     kind: listed for listed in FAMILIES for kind in (*listed.model_types, *listed.alike)
@@ -252,12 +278,16 @@ _RUN_BY_GGUF = {kind: listed.family for kind, listed in _BY_GGUF.items() if list
 ARCHITECTURES = tuple(listed.names[0] for listed in FAMILIES if listed.family)
 
 
-class CausalLM(Protocol):
-    """A model as the runtime calls it."""
+class HiddenStates(Protocol):
+    """A model without its head, as the runtime calls it."""
 
     def __call__(self, token_ids: Activations, ctx: ForwardContext) -> Activations:
         """Token ids (int64 [T]) to hidden states [T, hidden_size], after the last norm."""
         ...
+
+
+class CausalLM(HiddenStates, Protocol):
+    """A model that generates, as the runtime calls it."""
 
     def compute_logits(self, hidden: Activations, ctx: ForwardContext) -> Activations:
         """Hidden states [R, hidden_size] to logits, float32 [R, vocab_size]."""
@@ -319,12 +349,16 @@ def _why(called: str, listed: Listed | None) -> str:
 
 def architecture_of(config: Mapping[str, Any]) -> str | None:
     """The first name in ``architectures``; of a config that has none, that of the family of its
-    ``model_type``; None if there is no such family."""
-    names = config.get("architectures")
-    if isinstance(names, list) and names:
-        return str(names[0])
-    listed = listed_of(config)
-    return listed.names[0] if listed is not None else None
+    ``model_type``; None if there is no such family. A class of a family that differs in its head
+    alone, such as ``Qwen3Model``, is named as the family's own."""
+    names, listed = config.get("architectures"), listed_of(config)
+    if not (isinstance(names, list) and names):
+        return listed.names[0] if listed is not None else None
+    name = str(names[0])
+    if name in _BY_NAME or listed is None:
+        return name
+    body = _OTHER_HEADS.sub("", name)
+    return listed.names[0] if body and listed.names[0].startswith(body) else name
 
 
 def is_known(name: str) -> bool:
@@ -372,6 +406,11 @@ def declared_in(listed: Listed) -> Family:
     """The declaration of a listed family that runs. Imports its module."""
     assert listed.family is not None, f"{listed.model_type} can only be planned"
     return _declared(listed.family)
+
+
+def is_encoder(architecture: str) -> bool:
+    """Whether a `ModelConfig` of this ``architecture`` is of an encoder."""
+    return _BY_NAME[architecture].is_encoder
 
 
 def model_class(architecture: str) -> type:

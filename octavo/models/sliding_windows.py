@@ -21,7 +21,15 @@ def hf_windows(fields: Fields, num_layers: int, is_local: Callable[[int], bool])
     window, has_types = fields.integer("sliding_window", None), "layer_types" in fields
     if window is None:
         return (None,) * num_layers
-    if not has_types:
+    return windows_of(window, fields, num_layers, is_local if not has_types else None)
+
+
+def windows_of(
+    window: int, fields: Fields, num_layers: int, is_local: Callable[[int], bool] | None
+) -> Windows:
+    """The window of each layer: ``window`` or None, by ``layer_types``, or ``is_local`` if that is
+    given."""
+    if is_local is not None:
         return tuple(window if is_local(layer) else None for layer in range(num_layers))
     types = fields.each("layer_types", Fields.text, num_layers)
     if unknown := set(types) - set(_TYPES):

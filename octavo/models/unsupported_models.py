@@ -11,13 +11,13 @@ from octavo.base.errors import UnsupportedModelError
 from octavo.models.registry import listed_of, listed_of_kind
 
 _EMBEDDINGS = (
-    "it is an encoder, which makes embeddings of texts and generates none; octavo does not compute "
-    "embeddings yet. Give a model that generates, such as the default of `octavo generate`"
+    "it is an encoder that octavo does not run yet: BERT, RoBERTa, XLM-RoBERTa and ModernBERT are "
+    "what it embeds texts with, and decoders such as Qwen3-Embedding"
 )
 # By ``model_type`` of config.json, and by ``general.architecture`` of a GGUF file.
 _ENCODERS = {
-    *("bert", "roberta", "xlm-roberta", "distilbert", "camembert", "electra", "albert", "mpnet"),
-    *("deberta", "deberta-v2", "modernbert", "nomic_bert", "new", "eurobert", "jina_embeddings_v3"),
+    *("distilbert", "camembert", "electra", "albert", "mpnet"),
+    *("deberta", "deberta-v2", "nomic_bert", "new", "eurobert", "jina_embeddings_v3"),
     *("nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3", "neo-bert", "modern-bert"),
 }
 

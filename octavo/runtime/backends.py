@@ -41,7 +41,8 @@ from octavo.runtime.forward import Forward
 from octavo.runtime.memory_ledger import MemoryLine, scratch_line
 from octavo.runtime.native_forward import NativeForward
 from octavo.runtime.native_kv_cache import create_native_cache
-from octavo.runtime.op_program import NativeModel, StepPlan, plan_step
+from octavo.runtime.native_pooling import NativePooling
+from octavo.runtime.op_program import NativeModel, StepPlan, plan_pooling, plan_step
 from octavo.runtime.state_memory import create_state_memory
 
 if TYPE_CHECKING:
@@ -118,6 +119,10 @@ def choose_backend(
     wanted, what = spec.kernels, "reference ops"
     if wanted == "auto":
         wanted = "native" if spec.device == "cpu" else "fused"
+    if spec.pooling is not None and wanted == "fused":
+        if spec.kernels == "fused":
+            raise ConfigError("kernels fused: a GPU's step has a head; a model that pools has none")
+        wanted = "reference"
     if wanted != "reference":
         try:
             if wanted == "native":
@@ -308,6 +313,8 @@ class NativeBackend:
             self._bind(*kv_cache.memory_range)
         layout, max_tokens = kv_cache.layout(), limits.max_num_batched_tokens
         kept = streams.values() if spec.stage.is_last else own.outputs
+        if plan.output is not None:
+            kept = (plan.output,)
         program = self._model.create_program(
             *(self._library, self.pool, layout, max_tokens, kept),
             group=spec.group,
@@ -315,6 +322,8 @@ class NativeBackend:
             ops=own.ops,
         )
         arguments = program, kv_cache, limits, spec.shared_prefix_decode, streams
+        if plan.output is not None:
+            return NativePooling(plan.output, *arguments)
         if spec.num_ranks == 1:
             return NativeForward(*arguments)
         return _forward_of_rank(spec, own, arguments)
@@ -371,7 +380,8 @@ def pack_model(
     from octavo.models.loader import weights_bytes
 
     def prepare(library: Library, pool: Pool) -> NativeModel:
-        plan, weights = plan_step(model, spec.activations)
+        make_plan = plan_step if spec.pooling is None else plan_pooling
+        plan, weights = make_plan(model, spec.activations)
         packed = open_or_pack(
             weights,
             files,

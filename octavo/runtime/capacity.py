@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from octavo.kernels.cpu.group import ShmGroup
     from octavo.kernels.cpu.library import Pool
     from octavo.models.config import KVSpec, ModelConfig
+    from octavo.models.pooling import Pooling
     from octavo.runtime.memory_ledger import MemoryLedger
     from octavo.runtime.stage_links import PipelinePlace
 
@@ -58,6 +59,7 @@ class RankSpec:
         pipeline: the rank's place in a pipeline; None: it has all layers.
         has_drafts: tokens are drafted, maybe by heads that read the embedding.
         start_timeout: seconds for which a rank may do nothing while the others start.
+        pooling: how hidden states become vectors, where the model is used without its head.
         numa_nodes: where the rank's memory is to be, with a copy of its weights; empty: anywhere.
     """
 
@@ -88,6 +90,7 @@ class RankSpec:
     has_drafts: bool = False
     start_timeout: float = 120.0
     numa_nodes: tuple[int, ...] = ()
+    pooling: Pooling | None = None
 
     @property
     def part(self) -> Part:
@@ -188,6 +191,7 @@ class Capacity:
     num_pools: int = 1  # KV pools of that size, of ranks that have sequences of their own
     machines: tuple[MachineShare, ...] = ()
     num_parts: int = 1
+    kv_of_one_step: bool = False  # every text is computed in one step, and forgotten
 
     @property
     def shares(self) -> tuple[MachineShare, ...]:
@@ -236,13 +240,19 @@ def capacity_of(
         kv_memory_bytes=max(0, kv_memory_bytes) // num_sharing,
         kv_memory_most=max(0, kv_memory_most) // num_sharing,
         kv_dtype=kv_dtype,
-        max_multi_steps=MAX_MULTI_STEPS if is_native and spec.stage.is_whole else 1,
+        max_multi_steps=MAX_MULTI_STEPS
+        if is_native and spec.stage.is_whole and spec.pooling is None
+        else 1,
         ledger=ledger,
-        kv_groups=_groups_of_stages(config, spec.stage) if has_window_tables else None,
+        # Tokens that see what comes after them need all blocks at once.
+        kv_groups=_groups_of_stages(config, spec.stage)
+        if has_window_tables and not config.bidirectional
+        else None,
         no_sinks=_why_no_sinks(config) if has_sinks else _NO_KERNELS_FOR_SINKS,
         state_bytes=state_bytes,
         num_pools=part.size if part.by_sequences else 1,
         num_parts=1 if part.by_sequences else part.size,
+        kv_of_one_step=config.bidirectional,
     )
 
 
@@ -323,6 +333,8 @@ def cpu_kv_most(free: int) -> int:
 def kv_dtype_of(spec: RankSpec, is_native: bool) -> str:
     """Return the type of the KV cache by its full name, such as ``bfloat16``."""
     if spec.kv_cache_dtype == "auto":
+        if spec.pooling is not None:  # it lasts for a text: its size does not matter
+            return "float32" if is_native else spec.dtype
         # Beside activations of 15 bits, bfloat16 would lose the most precision.
         return "bfloat16" if is_native and spec.activations != "int16" else spec.dtype
     return _KV_DTYPES.get(spec.kv_cache_dtype, spec.kv_cache_dtype)

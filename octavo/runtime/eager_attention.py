@@ -62,6 +62,7 @@ class PagedAttention:
         softcap: float | None = None,
         sinks: Tensor | None = None,
         rotated: Callable[[Tensor], Tensor] | None = None,
+        bidirectional: bool = False,
     ) -> Tensor:
         group = self.groups[self.group_of[layer]]
         if group.plan.angles:
@@ -70,7 +71,7 @@ class PagedAttention:
         keys, values = self.kv_cache.layer(layer)
         self.ops.store_kv(k, v, keys, values, group.slots)
         attended: Tensor = self.ops.paged_attention(
-            q, keys, values, group.plan, scale, window, softcap, sinks
+            q, keys, values, group.plan, scale, window, softcap, sinks, bidirectional
         )
         return attended
 

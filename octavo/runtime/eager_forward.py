@@ -25,7 +25,13 @@ from octavo.runtime.capacity import RankLimits
 from octavo.runtime.eager_attention import EagerAttention, PagedAttention
 from octavo.runtime.eager_lora import EagerLora, EagerLoras
 from octavo.runtime.forward import ForwardOutput, ObservedRunner, SampledRows
-from octavo.runtime.input_batch import InputBatch, StepInputs, blocks_of_row, state_steps
+from octavo.runtime.input_batch import (
+    InputBatch,
+    StepInputs,
+    blocks_of_row,
+    state_steps,
+    token_types,
+)
 from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.sampler import compute_logprobs, probabilities, sample
 from octavo.runtime.sampling_row import sampling_row
@@ -79,6 +85,11 @@ class EagerContext:
     ops: Ops
     rope_tables: RopeTables = field(default_factory=RopeTables)
     layer_states: Sequence[LayerStates] = ()
+    types: torch.Tensor | None = None  # None: all are 0
+
+    @property
+    def token_types(self) -> torch.Tensor:
+        return torch.zeros_like(self.positions) if self.types is None else self.types
 
     def states(self, layer: int) -> LayerStates:
         return self.layer_states[layer]
@@ -169,6 +180,10 @@ class EagerForward:
     def hidden_states(self, depth: int) -> np.ndarray:
         return self._streams[depth].float().cpu().numpy()
 
+    def last_hidden_states(self) -> np.ndarray:
+        """See :class:`octavo.runtime.pooling_runner.PooledForward`."""
+        return self._hidden.float().cpu().numpy()
+
     @torch.inference_mode()
     def logprobs(self, rows: range, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
         return compute_logprobs(self.logits(rows), token_ids, num_top)
@@ -194,6 +209,7 @@ class EagerForward:
             ops=self._ops_of(self._lora_rows),
             rope_tables=self._rope_tables,
             layer_states=() if self._states is None else self._states.of_step(inputs, batch),
+            types=self._tensor(np.array(types)) if (types := token_types(batch)) else None,
         )
 
     def _ops_of(self, loras: Sequence[EagerLora | None]) -> Ops:

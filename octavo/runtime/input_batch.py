@@ -188,6 +188,18 @@ def flatten(batch: Batch, tables: BlockTables) -> FlatBatch:
     return FlatBatch(token_ids, starts, counts, rows, num_blocks, parents, sink_windows)
 
 
+def token_types(batch: Batch) -> list[int]:
+    """Return the types of a batch's tokens (see ``PoolingInput``); empty if all are 0."""
+    inputs = [item.request.pooling for item in batch.items]
+    if not any(each is not None and each.token_types for each in inputs):
+        return []
+    types: list[int] = []
+    for item, each in zip(batch.items, inputs, strict=True):
+        own = () if each is None else each.token_types[item.start : item.start + item.num_tokens]
+        types += own or (0,) * item.num_tokens
+    return types
+
+
 def state_steps(batch: Batch) -> list[StateStep]:
     """Return the state slots of each item, for a model with recurrent layers."""
     steps = [item.states for item in batch.items]

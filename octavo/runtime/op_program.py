@@ -12,6 +12,7 @@ import numpy as np
 from octavo.kernels import fused_ops
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.activation_precision import round_activations
+from octavo.kernels.cpu.joined_activations import join_activations
 from octavo.kernels.cpu.latent_weights import planned_bytes
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import PackedWeights
@@ -20,7 +21,7 @@ from octavo.kernels.dispatch import Ops, create_ops
 from octavo.kernels.division import Division
 from octavo.kernels.expert_places import ExpertPlaces
 from octavo.kernels.fused_ops import WeightRef, matrices_of
-from octavo.kernels.fuser import fuse
+from octavo.kernels.fuser import fuse, fuse_to
 from octavo.kernels.op_arguments import RopeArguments, RowNorm
 from octavo.kernels.parts import WHOLE, WHOLE_MODEL, Part, Stage
 from octavo.kernels.recorder import KVRef, RopeTable, StateRef, Tape, Value
@@ -29,7 +30,7 @@ from octavo.layers.module import Module, named_parameters
 
 if TYPE_CHECKING:
     from octavo.kernels.cpu.group import ShmGroup
-    from octavo.models.registry import CausalLM
+    from octavo.models.registry import CausalLM, HiddenStates
     from octavo.quantization.base import Weight
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")  # of the name of a parameter: see ``DecoderModel``
@@ -54,11 +55,12 @@ class RecordedAttention:
         softcap: float | None = None,
         sinks: np.ndarray | None = None,
         rotated: Callable[[Any], Value] | None = None,
+        bidirectional: bool = False,
     ) -> Value:
         kept = KVRef(layer)
         self._ops.store_kv(k, v, kept, kept, None)
         attended: Value = self._ops.paged_attention(
-            q, kept, kept, None, scale, window, softcap, sinks
+            q, kept, kept, None, scale, window, softcap, sinks, bidirectional
         )
         return attended
 
@@ -84,7 +86,7 @@ class RecordingContext:
 
     def __init__(self, token_ids: Value):
         self.ops = create_ops(name="recorder")
-        self.positions = token_ids
+        self.positions = self.token_types = token_ids
         self.attention = RecordedAttention(self.ops)
 
     def states(self, layer: int) -> StateRef:
@@ -109,10 +111,12 @@ class StepPlan:
 
     Args:
         name_of: returns the name of a matrix; tied matrices have the same name.
+        output: what the steps of a model without a head end with.
     """
 
     ops: Sequence[fused_ops.FusedOp]
     name_of: Callable[[WeightRef], str]
+    output: Value | None = None
 
     def streams(self, depths: Iterable[int]) -> dict[int, Value]:
         """Return the hidden states of ``depths`` as values. CannotFuse if one does not exist."""
@@ -188,13 +192,32 @@ def plan_step(model: CausalLM, activations: str = "auto") -> tuple[StepPlan, dic
     ``activations``: as in ``EngineArgs``, for native kernels; ``kernels/cuda/gemm_dispatch.py``
     decides on a GPU. CannotFuse if the model's ops cannot be fused.
     """
+    return _plan_of(fuse(record(model)), model, activations)
+
+
+def plan_pooling(
+    model: HiddenStates, activations: str = "auto"
+) -> tuple[StepPlan, dict[str, Weight]]:
+    """The same of a model that is used without its head, for native kernels: its steps end with
+    hidden states."""
+    token_ids = Value(Tape(), None, ())
+    output: Any = model(token_ids, RecordingContext(token_ids))
+    ops = join_activations(fuse_to(output))
+    return _plan_of(ops, model, activations, output.source)
+
+
+def _plan_of(
+    ops: Sequence[fused_ops.FusedOp],
+    model: HiddenStates,
+    activations: str,
+    output: Value | None = None,
+) -> tuple[StepPlan, dict[str, Weight]]:
     assert isinstance(model, Module)
-    ops = fuse(record(model))
     round_activations(ops, activations)
     names: dict[int, str] = {}
     for name, parameter in named_parameters(model):
         names.setdefault(id(parameter.value), name)
-    plan = StepPlan(ops, lambda matrix: names[id(matrix)])
+    plan = StepPlan(ops, lambda matrix: names[id(matrix)], output)
     weights = {name: parameter.value for name, parameter in named_parameters(model)}
     return plan, {name: weights[name] for name in map(plan.name_of, plan.matrices())}
 

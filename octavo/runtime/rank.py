@@ -12,7 +12,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from octavo.base.errors import ConfigError
 from octavo.core.batch import Batch, StepOutput
@@ -33,6 +33,8 @@ from octavo.runtime.forward import Forward
 from octavo.runtime.hidden_states import StepFollower
 from octavo.runtime.memory_ledger import KV, MemoryLedger, open_ledger
 from octavo.runtime.model_runner import ModelRunner
+from octavo.runtime.pooler import Pooler, create_pooler
+from octavo.runtime.pooling_runner import PooledForward, PoolingRunner
 from octavo.runtime.verification import Acceptance
 from octavo.system import machine
 
@@ -59,15 +61,22 @@ class Rank:
     ``kernels`` and ``isa`` name its backend; ``pool`` is the thread pool of native kernels.
     """
 
-    def __init__(self, spec: RankSpec, model_config: ModelConfig, backend: Backend):
+    def __init__(
+        self,
+        spec: RankSpec,
+        model_config: ModelConfig,
+        backend: Backend,
+        pooler: Pooler | None = None,
+    ):
         self.spec = spec
+        self._pooler = pooler
         self.model_config = model_config
         self.weights_bytes = backend.weights_bytes
         self.kernels, self.isa, self.pool = backend.name, backend.isa, backend.pool
         self._backend: Backend | None = backend
         self._has_window_tables = backend.has_window_tables
         self._has_sinks, self._most_kv_layers = backend.has_sinks, backend.most_kv_layers
-        self.runner: ModelRunner | None = None
+        self.runner: ModelRunner | PoolingRunner | None = None
         self._depths: set[int] = set()
         self._ledger: MemoryLedger | None = None  # of a GPU, once the KV pool exists
         self.followers: Closable | None = None  # processes of the other ranks
@@ -89,13 +98,18 @@ class Rank:
             ModelError: the model cannot be read. ConfigError: it does not fit the settings.
         """
         from octavo.models.checkpoint import open_checkpoint  # an engine folder has none of that
-        from octavo.models.loader import load_checkpoint
+        from octavo.models.loader import load_checkpoint, load_without_head
 
         report_bus_errors()  # mapped files may be truncated while they are read
         checkpoint = checkpoint or open_checkpoint(spec.path)
         config = checkpoint.config().for_length(spec.max_model_len)
-        model = load_checkpoint(checkpoint, config, progress=progress)
-        return cls.of_model(spec, model, config, checkpoint.files, progress)
+        if spec.pooling is None:
+            model = load_checkpoint(checkpoint, config, progress=progress)
+            return cls.of_model(spec, model, config, checkpoint.files, progress)
+        model = load_without_head(checkpoint, config, spec.pooling.tensors, progress=progress)
+        pooler = create_pooler(spec.pooling, checkpoint, config.hidden_size)
+        backend = choose_backend(spec, model, config, checkpoint.files, progress)
+        return cls(spec, config, backend, pooler)
 
     @classmethod
     def of_model(
@@ -132,6 +146,11 @@ class Rank:
         )
 
     @property
+    def pooled_size(self) -> int | None:
+        """Values of an embedding, or of scores; None if the model generates."""
+        return None if self._pooler is None else self._pooler.size
+
+    @property
     def free_bytes(self) -> int:
         """This rank's share of a CPU's free memory, beside what the start will allocate."""
         free = max(0, machine.memory().available - self._planned_bytes)
@@ -166,7 +185,10 @@ class Rank:
         assert self._backend is not None, "a rank is started once"
         with self._within_memory(limits):
             forward = self._backend.create_forward(limits, sorted(self._depths))
-        self.runner = ModelRunner(forward, acceptance)
+        if self._pooler is not None:
+            self.runner = PoolingRunner(cast(PooledForward, forward), self._pooler)
+        else:
+            self.runner = ModelRunner(forward, acceptance)
         self._backend = None  # frees what only the start needs, such as unpacked weights
 
     @contextmanager
@@ -276,6 +298,6 @@ class Rank:
             gc.collect()  # a forward refers to itself; its memory must be free at once
 
     @property
-    def _started(self) -> ModelRunner:
+    def _started(self) -> ModelRunner | PoolingRunner:
         assert self.runner is not None, "start() comes first"
         return self.runner

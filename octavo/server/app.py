@@ -30,6 +30,9 @@ from octavo.server.api.octavo import (
     tokenization,
 )
 from octavo.server.api.openai import chat_completions, completions, models
+from octavo.server.api.pooling import others as other_embeddings
+from octavo.server.api.pooling import reranking
+from octavo.server.api.pooling import routes as pooling
 from octavo.server.api.server_context import ServerContext
 from octavo.server.api.tgi import routes as tgi
 from octavo.server.http.access_control import OPERATOR_PATHS, AccessControl, App
@@ -51,6 +54,9 @@ _ROUTE_MODULES = (
     tgi,
     llama_server,
     tokenization,
+    pooling,
+    reranking,
+    other_embeddings,
     specs,
     deployment,
     tensors,
@@ -64,6 +70,7 @@ _ROUTE_MODULES = (
 def create_routers(server: ServerContext) -> list[APIRouter]:
     """Return all routes, a router for each kind of API."""
     routers = [module.create_router(server) for module in _ROUTE_MODULES]
+    routers.append(other_embeddings.create_ollama_router(server))
     if server.replicas is not None:
         from octavo.server.api.octavo import replicas
 

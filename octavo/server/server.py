@@ -51,6 +51,7 @@ from octavo.server.watch.metrics import Metrics
 from octavo.server.watch.observer_group import ObserverGroup
 from octavo.server.watch.status import StatusLine
 from octavo.server.watch.step_stream import StepStream
+from octavo.serving.refusals import GENERATES_NOTHING
 from octavo.settings.engine import EngineArgs, parse_bytes
 from octavo.settings.replica_range import ReplicaRange
 from octavo.sources.open import load_tokenizer
@@ -173,6 +174,8 @@ class OctavoServer:
                 async with self._served(app) as serving:
                     with contextlib.suppress(EngineUnavailableError):  # stopped before it began
                         await starting
+                        if "pooling" in self.engine.facts.info:
+                            self._prompts.no_chats = GENERATES_NOTHING
                         gc.collect()
                         gc.freeze()  # to look at all modules and tokens takes longer than a token
                         self._announce(time.monotonic() - started)

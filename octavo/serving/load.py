@@ -21,6 +21,7 @@ from octavo.runtime.capacity import Capacity, RankLimits, RankSpec
 from octavo.runtime.layout import AUTO
 from octavo.serving.adapters import EngineAdapters
 from octavo.serving.one_rank import OneRank
+from octavo.serving.pooling_facts import pooling_facts
 from octavo.serving.stage_seconds import stage_seconds
 from octavo.serving.text_engine import TextEngine
 from octavo.settings.engine import (
@@ -129,13 +130,18 @@ def _load_engine(
     args = source.settings(args)  # an engine folder has settings: before defaults are filled in
     args = args.serving() if is_served else args
     model_config = source.config()
+    pooling = source.pooling(args)
+    if pooling is not None:
+        args = args.for_pooling(pooling, bidirectional=model_config.bidirectional)
+    elif model_config.bidirectional:
+        raise ConfigError(f"{source.path}: its tokens see those after them: it cannot generate")
     phases.end("header")
     tokenizer = source.tokenizer()
     model_config.check_tokenizer(tokenizer.vocab_size, source.path)
     if note := model_config.for_length(args.asked_model_len).length_note:
         _log.warning("%s: %s", source.path, note)
     phases.end("tokenizer")
-    spec = _rank_spec(args, model_config, source.path, notes_folder())
+    spec = replace(_rank_spec(args, model_config, source.path, notes_folder()), pooling=pooling)
     ranks = _open_ranks(args, spec, model_config, source)
     on_error.callback(ranks.close)
     spec = ranks.spec
@@ -194,8 +200,16 @@ def _load_engine(
         **({"enable_dp_attention": True} if spec.by_sequences else {}),
         **ranks.info,
     }
+    if pooling is not None:
+        info["pooling"] = pooling_facts(pooling, rank.pooled_size or 0, model_config.token_types)
     text_engine = TextEngine(
-        engine, tokenizer, model_config.vocab_size, eos_token_ids, config.seed, config.device
+        engine,
+        tokenizer,
+        model_config.vocab_size,
+        eos_token_ids,
+        config.seed,
+        config.device,
+        pooling,
     )
     return LoadedEngine(
         config, text_engine, model_config, info, phases.seconds, ranks, adapters, peers

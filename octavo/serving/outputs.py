@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from octavo.chat_formats.messages import ToolCall, ToolCallDelta
 from octavo.core.batch import TokenLogprobs
@@ -47,6 +48,7 @@ class Delta:
     error: str | None = None
     request_id: str = ""
     prompt_logprobs: Sequence[TokenLogprobs] = ()
+    pooled: Any = None  # of a pooling request: a float32 array of numpy
 
 
 @dataclass(slots=True)
@@ -129,3 +131,57 @@ class StreamChunk:
     def output(self) -> RequestOutput:
         """All completions up to this chunk, put together when this is read."""
         return self._build_output()
+
+
+# -- pooling ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """The embedding of a text."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationOutput:
+    """The scores of a text, one for each label of the model, in their order."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """How well two texts go together; more is better."""
+
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingOutput:
+    """The result of pooling as it is: a float32 array of numpy, [values] or [T, values]."""
+
+    data: Any
+
+
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput(Generic[Result]):
+    """A text and its result. Names are vLLM's; ``error`` is the reason where there is none."""
+
+    request_id: str
+    outputs: Result | None
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+    error: str | None = None

@@ -16,6 +16,7 @@ from octavo.base.errors import ENDINGS, InvalidRequestError
 from octavo.core.adapters import salt_of
 from octavo.core.engine import Engine, EngineStep
 from octavo.core.limits import check_device, check_vocabulary, checked_token_ids
+from octavo.core.pooling_params import PoolingInput, PoolingParams
 from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams, check_prompt_logprobs
 from octavo.core.scheduler import RequestUpdate
@@ -25,14 +26,20 @@ from octavo.core.token_mask import TokenMask, create_mask
 from octavo.grammars.compiler import GrammarCompiler
 from octavo.grammars.trial import TrialProcess
 from octavo.lora.request import LoRARequest
+from octavo.models.pooling import Pooling
 from octavo.serving.adapters import ChosenLora
 from octavo.serving.chat_templates import ChatTemplates
 from octavo.serving.outputs import Delta, RequestMetrics
+from octavo.serving.pooling_texts import PoolingPrompt
+from octavo.serving.refusals import GENERATES_NOTHING, POOLS_NOTHING
 from octavo.serving.sequence_breakers import SequenceBreakers
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.tokenizer import Tokenizer
 
 _log = logging.getLogger("octavo")
+
+# The parameters of sampling of what is not sampled.
+_POOLED = SamplingParams(max_tokens=1, detokenize=False)
 
 # A string, token ids, or a mapping with "prompt" or "prompt_token_ids".
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -110,8 +117,10 @@ class TextEngine:
         eos_token_ids: Iterable[int],
         seed: int = 0,
         device: str = "cpu",
+        pooling: Pooling | None = None,
     ):
         self.engine = engine
+        self.pooling = pooling  # of a model that pools, and generates nothing
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(sorted(set(eos_token_ids)))
@@ -231,6 +240,8 @@ class TextEngine:
                 count the output.
             lora: the adapter that answers; None: the model alone.
         """
+        if self.pooling is not None:
+            raise InvalidRequestError(GENERATES_NOTHING, "model")
         if request_id in self.groups:
             raise InvalidRequestError(f"{request_id!r} is in use", "request_id")
         params = params.clone()  # the caller may change its own object
@@ -277,6 +288,45 @@ class TextEngine:
             leader = leader or (None if resumed else request)
             group.samples.append(sample)
             self._samples[request.request_id] = (group, sample)
+        self.groups[request_id] = group
+        return group
+
+    def add_pooling(
+        self,
+        request_id: str,
+        prompt: PoolingPrompt,
+        params: PoolingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        tenant: str = "",
+        weight: float = 1.0,
+        isolated: bool = False,
+        arrival_time: float | None = None,
+    ) -> SampleGroup:
+        """Queue a text whose result is a vector, or refuse it, as ``add`` does. It has one sample,
+        whose only delta has it."""
+        if self.pooling is None:
+            raise InvalidRequestError(POOLS_NOTHING, "model")
+        if request_id in self.groups:
+            raise InvalidRequestError(f"{request_id!r} is in use", "request_id")
+        sees_all = params.task == "token_embed" or not self.pooling.sees_last_alone
+        request = Request(
+            request_id,
+            prompt.token_ids,
+            _POOLED,
+            self.engine.clock.now() if arrival_time is None else arrival_time,
+            priority=priority,
+            cache_salt=cache_salt,
+            tenant=tenant,
+            weight=weight,
+            isolated=isolated,
+            pooling=PoolingInput(params, prompt.token_types, sees_all),
+        )
+        self.engine.add(request)
+        sample = TextSample(0, request, None)
+        group = SampleGroup(request_id, None, prompt.token_ids, _POOLED, [sample])
+        self._samples[request_id] = (group, sample)
         self.groups[request_id] = group
         return group
 
@@ -378,6 +428,7 @@ class TextEngine:
             request.error,
             group.request_id,
             update.prompt_logprobs,
+            update.pooled,
         )
 
     def _detokenize(self, sample: TextSample, token_ids: list[int]) -> tuple[str, int]:

@@ -27,6 +27,7 @@ from octavo.links.ticket import parse_address
 from octavo.lora.limits import MAX_RANK, LoraLimits, named_adapters
 from octavo.lora.request import LoRARequest
 from octavo.models.kv_groups import KVGroups
+from octavo.models.pooling import METHODS, Pooling
 from octavo.runtime.capacity import Capacity, MachineShare
 from octavo.runtime.layout import parse_ranks
 from octavo.settings.kv_offload import HOST_CACHE_TOKENS, OffloadConfig, default_host_blocks
@@ -38,6 +39,7 @@ GIB = 2**30
 # Defaults. On a CPU, more rows at once are no faster, take more memory, and make others wait
 # longer.
 CPU_MAX_NUM_SEQS, CUDA_MAX_NUM_SEQS = 64, 256
+POOLING_MAX_NUM_SEQS = 256
 CPU_MAX_NUM_BATCHED_TOKENS, CUDA_MAX_NUM_BATCHED_TOKENS = 512, 2048
 SERVING_ITL_TARGET_MS = 80.0
 DEFAULT_KV_BUFFER = "1GiB"
@@ -98,6 +100,19 @@ class EngineArgs:
         "whose implementation of the model runs: octavo's, or that of transformers, slower, which "
         "auto is for families that octavo has not, where transformers is installed",
         ("auto", "octavo", "transformers"),
+    )
+    runner: str = option(
+        "auto",
+        "generate text, or pool hidden states to embeddings and scores; auto is what the model's "
+        "files say: pooling for encoders, for classes without a head or with one of labels, and "
+        "for folders of sentence-transformers",
+        ("auto", "generate", "pooling"),
+    )
+    pooling: str | None = option(
+        None,
+        "how the hidden states of a text become one vector, with runner pooling: cls is the first "
+        "token's, last the last one's; default: as the model's files say",
+        METHODS,
     )
     quantization: str | None = option(None, "format of the weights; detected where not given")
     kv_cache_dtype: str = option(
@@ -549,6 +564,39 @@ class EngineArgs:
                 f"data_parallel_size to {self.prefill_replicas + 1} or more"
             )
 
+    def for_pooling(self, pooling: Pooling, *, bidirectional: bool) -> EngineArgs:
+        """Return the settings of an engine that pools.
+
+        ``bidirectional``: tokens see those after them, so that a text is computed in one step.
+        ConfigError if others are asked for that are of generation alone.
+        """
+        for name, is_asked in (
+            ("speculative_config", self.speculation() is not None),
+            ("window", self.window is not None),
+            ("context_shift", self.context_shift),
+            ("kv_offload", self.kv_offload is not None),
+            ("swap_space", self.swap_space > 0),
+            ("prefill_replicas", self.prefill_replicas > 0),
+            ("tensor_parallel_size", self.tensor_parallel_size != 1),
+            ("pipeline_parallel_size", self.pipeline_parallel_size != 1),
+        ):
+            if is_asked:
+                raise ConfigError(f"{name} is of models that generate, and this one pools")
+        length = self.max_model_len
+        if length is None and pooling.max_length is not None:
+            length = pooling.max_length
+        return dataclasses.replace(
+            self,
+            max_model_len=length,
+            max_num_seqs=self.max_num_seqs or POOLING_MAX_NUM_SEQS,
+            enable_chunked_prefill=self.enable_chunked_prefill and not bidirectional,
+            enable_prefix_caching=self.enable_prefix_caching
+            and not bidirectional
+            and pooling.sees_last_alone,
+            itl_target_ms=0.0,
+            given=vars(self)["given"],
+        )
+
     def refuse_replicas(self) -> None:
         """Raise ConfigError if several replicas are asked for, where there is one engine."""
         if self.prefill_replicas:
@@ -684,6 +732,9 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
             capacity.ledger.check_first_block(block_bytes)
         # More blocks could never be used at once.
         num_blocks = blocks_per_seq * max_num_seqs
+        if capacity.kv_of_one_step:
+            in_step = default_step_tokens(args, capacity.device, wanted_len) // args.block_size
+            num_blocks = min(num_blocks, in_step + max_num_seqs + 1)
         # As much as one request needs, if it is there.
         least = blocks_per_seq if args.max_model_len == "auto" else 0
         for share in capacity.shares:

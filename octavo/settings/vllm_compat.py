@@ -42,13 +42,13 @@ _UNSUPPORTED = (
         """,
     ),
     (
-        "octavo generates text alone",
+        "octavo reads and makes text alone; runner and pooling are its settings of embeddings",
         """
         pooler_config diffusion_config mm_encoder_attn_backend mm_encoder_attn_dtype
         mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path ec_transfer_config
         disable_chunked_mm_input=false language_model_only=false enable_mm_embeds=false
         interleave_mm_strings=false mm_encoder_only=false skip_mm_profiling=false
-        enable_mm_processor_stats=false enable_prompt_embeds=false runner="auto","generate"
+        enable_mm_processor_stats=false enable_prompt_embeds=false
         convert="auto","none" task="auto","generate" allowed_local_media_path=""
         allowed_media_domains=[] limit_mm_per_prompt={} media_io_kwargs={}
         mm_processor_kwargs={} mm_processor_cache_gb=4,0 mm_processor_cache_type="lru"

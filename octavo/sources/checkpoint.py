@@ -13,6 +13,7 @@ from octavo.sources.source import Progress
 if TYPE_CHECKING:
     from octavo.models.checkpoint import Checkpoint
     from octavo.models.config import ModelConfig
+    from octavo.models.pooling import Pooling
     from octavo.runtime.capacity import RankSpec
     from octavo.runtime.rank import Rank
     from octavo.settings.engine import EngineArgs
@@ -49,6 +50,23 @@ class CheckpointSource:
 
     def config(self) -> ModelConfig:
         return self.checkpoint.config()
+
+    def pooling(self, args: EngineArgs) -> Pooling | None:
+        from octavo.models.pooling_files import pooling_of_folder, pooling_of_gguf, with_method
+        from octavo.models.registry import is_encoder
+
+        encodes = is_encoder(self.config().architecture)
+        if args.runner == "generate":
+            if encodes:
+                raise ConfigError(f"runner generate: {self.path} is an encoder, which only pools")
+            return None
+        asked = args.runner == "pooling" or args.pooling is not None
+        if (metadata := self.gguf_metadata()) is None:
+            found = pooling_of_folder(self.path, is_encoder=encodes, is_asked=asked)
+        else:
+            kind = str(metadata.get("general.architecture"))
+            found = pooling_of_gguf(metadata, kind, self.path, is_encoder=encodes, is_asked=asked)
+        return None if found is None else with_method(found, args.pooling)
 
     def tokenizer(self) -> Tokenizer:
         from octavo.text.folder_tokenizer import load_folder_tokenizer

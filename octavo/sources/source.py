@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from octavo.models.config import ModelConfig
+    from octavo.models.pooling import Pooling
     from octavo.runtime.capacity import RankSpec
     from octavo.runtime.rank import Rank
     from octavo.settings.engine import EngineArgs
@@ -31,6 +32,11 @@ class ModelSource(Protocol):
         ...
 
     def config(self) -> ModelConfig: ...
+
+    def pooling(self, args: EngineArgs) -> Pooling | None:
+        """Return how its hidden states become vectors, by its files and the settings; None if it
+        generates. ConfigError if ``args`` ask for what it cannot be."""
+        ...
 
     def tokenizer(self) -> Tokenizer: ...
 

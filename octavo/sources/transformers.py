@@ -15,6 +15,7 @@ from octavo.sources.source import Progress
 
 if TYPE_CHECKING:
     from octavo.models.config import ModelConfig
+    from octavo.models.pooling import Pooling
     from octavo.runtime.capacity import RankSpec
     from octavo.runtime.rank import Rank
     from octavo.settings.engine import EngineArgs
@@ -28,11 +29,13 @@ def is_for_transformers(path: Path) -> bool:
     lacks."""
     if not path.is_dir() or not has_transformers():
         return False
-    from octavo.models.registry import is_known
+    from octavo.models.registry import architecture_of, is_known
 
     config = ModelFolder(path).read_json("config.json") or {}
-    names = config.get("architectures")
-    return isinstance(names, list) and bool(names) and not is_known(str(names[0]))
+    if not config.get("architectures"):
+        return False
+    name = architecture_of(config)
+    return name is not None and not is_known(name)
 
 
 class TransformersSource:
@@ -89,6 +92,11 @@ class TransformersSource:
 
         with naming_features(*self._kinds):
             return config_of(given, generation or {}, self.path)
+
+    def pooling(self, args: EngineArgs) -> Pooling | None:
+        if args.runner == "pooling" or args.pooling is not None:
+            raise ConfigError("runner pooling: models that transformers runs generate alone")
+        return None
 
     def tokenizer(self) -> Tokenizer:
         from octavo.text.folder_tokenizer import load_folder_tokenizer

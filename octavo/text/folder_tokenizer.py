@@ -21,7 +21,7 @@ from octavo.text.decoders import (
 from octavo.text.encoders import LibraryEncoder, library_errors
 from octavo.text.pretokenizers import in_linear_time
 from octavo.text.special_tokens import SpecialTokens, end_of_turn_ids
-from octavo.text.tokenizer import Tokenizer
+from octavo.text.tokenizer import PairTemplate, Tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -63,6 +63,7 @@ def load_folder_tokenizer(folder: Path, *, extra_stop_ids: Iterable[int] = ()) -
         stop_token_ids=frozenset(stop_ids if eos_id is None else stop_ids | {eos_id}),
         prefix_ids=own.prefix_ids,
         suffix_ids=own.suffix_ids,
+        pair_template=own.pair_template,
         named_tokens=own.named,
         chat_templates=chat_templates(own.files, own.config),
     )
@@ -73,7 +74,7 @@ class FolderLibrary(NamedTuple):
 
     ``config``: the tokenizer's config, from all files. ``named``: the texts of named tokens, by
     names such as ``bos_token``; ``ids``: their ids, by names such as ``bos``. ``prefix_ids``,
-    ``suffix_ids``: the ids before and after a text.
+    ``suffix_ids``: the ids before and after a text; ``pair_template``: around two.
     """
 
     library: LibraryTokenizer
@@ -83,6 +84,7 @@ class FolderLibrary(NamedTuple):
     ids: dict[str, int]
     prefix_ids: list[int]
     suffix_ids: list[int]
+    pair_template: PairTemplate | None
 
 
 def open_library(folder: Path) -> FolderLibrary:
@@ -101,7 +103,8 @@ def open_library(folder: Path) -> FolderLibrary:
         for key, text in named.items()
         if (token_id := library.token_to_id(text)) is not None
     }
-    return FolderLibrary(library, files, config, named, ids, *_surroundings(library))
+    surroundings = _surroundings(library)
+    return FolderLibrary(library, files, config, named, ids, *surroundings, _pair_of(library))
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -226,6 +229,36 @@ def _surroundings(library: LibraryTokenizer) -> tuple[list[int], list[int]]:
     inner = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
     start, end = (inner[0], inner[-1] + 1) if inner else (len(encoding.ids),) * 2
     return encoding.ids[:start], encoding.ids[end:]
+
+
+def _pair_of(library: LibraryTokenizer) -> PairTemplate | None:
+    """Return what the post-processor puts around two texts; None if it leaves tokens of either
+    out."""
+    encoding = library.encode("a", "b", add_special_tokens=True)
+    own, ids, types = encoding.sequence_ids, encoding.ids, encoding.type_ids
+    if 0 not in own or 1 not in own:
+        return None
+    first, second = own.index(0), own.index(1)
+    first_end, second_end = len(own) - own[::-1].index(0), len(own) - own[::-1].index(1)
+    if first_end > second:
+        return None
+
+    def type_of(start: int, end: int) -> int:
+        return int(types[start]) if end > start else 0
+
+    cuts = (0, first, first_end, second, second_end, len(own))
+    return PairTemplate(
+        tuple(ids[:first]),
+        tuple(ids[first_end:second]),
+        tuple(ids[second_end:]),
+        (
+            type_of(*cuts[0:2]),
+            type_of(*cuts[1:3]),
+            type_of(*cuts[2:4]),
+            type_of(*cuts[3:5]),
+            type_of(*cuts[4:6]),
+        ),
+    )
 
 
 # -- decoding -------------------------------------------------------------------------------------

@@ -31,6 +31,28 @@ class ChatPrompt(NamedTuple):
     token_ids: list[int]
 
 
+class PairTemplate(NamedTuple):
+    """The ids that go before, between and after two texts, and the types of all tokens."""
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    after: tuple[int, ...]
+    types: tuple[int, int, int, int, int]  # before, first text, between, second text, after
+
+    @property
+    def num_added(self) -> int:
+        return len(self.before) + len(self.between) + len(self.after)
+
+    def joined(self, first: list[int], second: list[int]) -> tuple[list[int], tuple[int, ...]]:
+        """Return the ids of two texts together, and the type of each; no types if all are 0."""
+        parts = [self.before, first, self.between, second, self.after]
+        ids = [token_id for part in parts for token_id in part]
+        if not any(self.types):
+            return ids, ()
+        pairs = zip(parts, self.types, strict=True)
+        return ids, tuple(kind for part, kind in pairs for _ in part)
+
+
 @dataclass(eq=False, kw_only=True)
 class Tokenizer:
     """One model's tokenizer. It does not change after loading; any threads may share it.
@@ -39,6 +61,7 @@ class Tokenizer:
         vocab_size: one more than the largest id, added tokens included.
         stop_token_ids: EOS and every token that ends a turn.
         prefix_ids, suffix_ids: the ids that go before and after a text.
+        pair_template: those of two texts that go together; None: as of two texts in turn.
         named_tokens: the texts that templates know as ``bos_token``, ``eos_token``, ...
         chat_templates: sources of templates by name; the model's usual one is "default".
     """
@@ -52,6 +75,7 @@ class Tokenizer:
     stop_token_ids: frozenset[int]
     prefix_ids: Sequence[int] = ()
     suffix_ids: Sequence[int] = ()
+    pair_template: PairTemplate | None = None
     named_tokens: Mapping[str, str] = field(default_factory=dict)
     chat_templates: Mapping[str, str] = field(default_factory=dict)
 
@@ -59,6 +83,12 @@ class Tokenizer:
     def leading_bos(self) -> int | None:
         """BOS if the model wants it at the beginning of a text, else None."""
         return self.bos_token_id if self.bos_token_id in self.prefix_ids[:1] else None
+
+    @property
+    def pair(self) -> PairTemplate:
+        """How two texts go together."""
+        before, after = tuple(self.prefix_ids), tuple(self.suffix_ids)
+        return self.pair_template or PairTemplate(before, after, after, (0, 0, 0, 1, 1))
 
     @property
     def chat_template(self) -> str | None:

@@ -23,7 +23,7 @@ from ctypes import (
 )
 from typing import Any
 
-OCT_ABI_VERSION = 19
+OCT_ABI_VERSION = 20
 
 OCT_OK = 0
 OCT_ERR_ARGUMENT = -1
@@ -66,6 +66,10 @@ OCT_EPI_GELU_TANH_MUL = 3
 OCT_EPI_GELU_ERF_MUL = 4
 OCT_EPI_HEAD = 5
 OCT_EPI_CLAMPED_SWIGLU = 6
+OCT_EPI_SILU = 7
+OCT_EPI_GELU_TANH = 8
+OCT_EPI_GELU_ERF = 9
+OCT_EPI_RELU = 10
 
 OCT_MAX_SEGMENTS = 4
 
@@ -190,7 +194,7 @@ class AttentionArgs(Structure):
         (c_int64, "kv_block_bytes"),
         (c_void_p, "out"),
         (c_int64, "ldo"),
-        (c_int32, "num_blocks group"),
+        (c_int32, "num_blocks group bidirectional"),
     )
 
 
@@ -246,7 +250,8 @@ class EmbedArgs(Structure):
         (c_float, "scale"),
         (c_void_p, "out"),
         (Weight, "positions"),
-        (c_int32, "position_offset"),
+        (c_int32, "position_offset num_types"),
+        (c_void_p, "types"),
     )
 
 
@@ -403,6 +408,7 @@ class Batch(Structure):
         (c_int32, "first_own_seq num_own_seqs"),
         (c_void_p, "lora_of_seq loras"),
         (c_int32, "num_loras"),
+        (c_void_p, "token_types"),
     )
 
 

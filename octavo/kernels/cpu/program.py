@@ -38,6 +38,10 @@ _EPILOGUES = {
     "gelu_tanh": abi.OCT_EPI_GELU_TANH_MUL,
     "gelu_erf": abi.OCT_EPI_GELU_ERF_MUL,
     CLAMPED_SWIGLU: abi.OCT_EPI_CLAMPED_SWIGLU,
+    "silu_alone": abi.OCT_EPI_SILU,
+    "gelu_tanh_alone": abi.OCT_EPI_GELU_TANH,
+    "gelu_erf_alone": abi.OCT_EPI_GELU_ERF,
+    "relu_alone": abi.OCT_EPI_RELU,
 }
 _ROWS = {
     "norm": abi.OCT_ROWS_NORM,
@@ -309,6 +313,8 @@ class Program:
         if op.positions is not None:
             arguments.positions = self._packed(op.positions)
             arguments.position_offset = op.position_offset
+        if op.types is not None:
+            arguments.num_types, arguments.types = len(op.types), self._constant(op.types)
         return arguments
 
     def _linear(self, op: fused_ops.FusedLinear) -> abi.LinearArgs:
@@ -387,6 +393,7 @@ class Program:
             ldo=op.out.width,
             num_blocks=kv.num_blocks,
             group=kv.groups[op.layer],
+            bidirectional=op.bidirectional,
         )
         for name, norm in (("q_norm", op.q_norm), ("k_norm", op.k_norm)):
             if norm is not None:

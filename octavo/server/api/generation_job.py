@@ -60,7 +60,9 @@ class GenerationJob:
         server.engine.check_size(*self._work)
         check_prompt_logprobs(params, params.n * sum(map(len, prompts)))  # each choice has them
         _check_allowed_tokens(params, len(prompts))
-        deadline = _deadline(fields.timeout, server.settings.request_timeout, context.arrival_time)
+        deadline = deadline_of(
+            fields.timeout, server.settings.request_timeout, context.arrival_time
+        )
         lora = server.loras.find(fields.model)
         self._requests = [
             GenerationRequest(
@@ -118,10 +120,13 @@ class GenerationJob:
         self._is_charged = True
 
     async def _submit_all(self) -> None:
-        """Submit all prompts, with pauses for the event loop, since every token id is checked."""
+        await self._submit(self._requests)
+
+    async def _submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Submit prompts, with pauses for the event loop, since every token id is checked."""
         bad_words = await self._server.prompts.words(self.params.bad_words)
         num_ids = 0
-        for request in self._requests:
+        for request in requests:
             if num_ids > _IDS_PER_TURN:
                 await asyncio.sleep(0)
                 num_ids = 0
@@ -357,6 +362,6 @@ def _constraint_field(fields: GenerationFields, params: SamplingParams) -> str:
     return "tools" if params.structured_outputs is not None else ""
 
 
-def _deadline(asked: float | None, most: float | None, arrival_time: float) -> float | None:
+def deadline_of(asked: float | None, most: float | None, arrival_time: float) -> float | None:
     timeouts = [timeout for timeout in (asked, most) if timeout is not None]
     return arrival_time + min(timeouts) if timeouts else None

@@ -58,6 +58,7 @@ class PromptRenderer:
         self._chat_templates = ChatTemplates(tokenizer)
         self._chat_template = chat_template
         self._trusts_requests = trust_request_chat_template
+        self.no_chats = ""  # why conversations are refused, once that is known of the model
 
     async def text(
         self,
@@ -132,6 +133,8 @@ class PromptRenderer:
             ChatTemplateError: there is no template, or it failed.
             PromptTooLongError: by their length the messages must have more than ``limit`` tokens.
         """
+        if self.no_chats:
+            raise InvalidRequestError(self.no_chats, "model")
         _check_count(messages, MAX_MESSAGES, "messages")
         _check_count(tools or (), MAX_TOOLS, "tools")
         # Templates and variables of the request may take long, however short they are.

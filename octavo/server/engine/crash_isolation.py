@@ -42,7 +42,7 @@ def fingerprint(request: GenerationRequest) -> bytes:
     allowed = request.params.allowed_token_ids or ()
     params = dataclasses.replace(request.params, seed=None, allowed_token_ids=None)
     lora = "" if request.lora is None else request.lora.digest
-    digest = hashlib.sha256(f"{params!r} {lora}".encode())
+    digest = hashlib.sha256(repr((params, request.pooling, lora)).encode())
     for token_ids in (request.prompt_token_ids, allowed):  # there may be a hundred thousand
         digest.update(f" {len(token_ids)} ".encode())
         digest.update(array("q", token_ids))

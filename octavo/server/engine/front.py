@@ -26,6 +26,7 @@ from octavo.base.errors import (
     DeadlineError,
     EngineError,
     EngineUnavailableError,
+    InvalidRequestError,
     QuarantinedError,
     QueueFullError,
 )
@@ -36,6 +37,7 @@ from octavo.core.limits import (
     check_sink_window,
     check_vocabulary,
     checked_token_ids,
+    pooled_tokens_of,
     total_tokens_of,
 )
 from octavo.core.stats import StepStats
@@ -64,9 +66,11 @@ from octavo.server.engine.wire import (
     error_from_message,
     logprobs_from_list,
     params_to_dict,
+    pooling_to_dict,
     set_stats,
 )
 from octavo.serving.outputs import Delta
+from octavo.serving.refusals import GENERATES_NOTHING, POOLS_NOTHING
 
 if TYPE_CHECKING:
     from octavo.cost.step_facts import StepFacts
@@ -210,6 +214,13 @@ class Front(abc.ABC):
     def _check_request(self, request: GenerationRequest) -> None:
         """Raise a RequestError if the model could never serve it."""
         facts = self.facts
+        pools = "pooling" in facts.info
+        if pools != (request.pooling is not None):
+            raise InvalidRequestError(GENERATES_NOTHING if pools else POOLS_NOTHING, "model")
+        if request.pooling is not None:
+            pooled_tokens_of(len(request.prompt_token_ids), facts.max_model_len, facts.num_slots)
+            checked_token_ids(request.prompt_token_ids, facts.vocab_size, "input")
+            return
         sink_window = facts.sink_windows.of(request.params, facts.max_model_len)
         num_tokens = total_tokens_of(
             len(request.prompt_token_ids),
@@ -302,6 +313,8 @@ class Front(abc.ABC):
         }
         if request.lora is not None:
             message["lora"] = request.lora.to_list()
+        if request.pooling is not None:
+            message["pooling"] = pooling_to_dict(request.pooling)
         if entry.record is not None and not entry.record.is_empty:
             message["resumed"] = entry.record.resumed()
         engine.send(message | self._further_fields(entry, engine, isolated=isolated))

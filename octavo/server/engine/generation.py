@@ -17,6 +17,7 @@ from octavo.base.errors import ConstraintError, QueueFullError
 from octavo.core.adapters import salt_of
 from octavo.core.batch import TokenLogprobs
 from octavo.core.limits import RequestWork
+from octavo.core.pooling_params import PoolingInput
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sink_window import SinkWindowRules
 from octavo.core.stats import StepStats
@@ -48,6 +49,7 @@ class GenerationRequest:
         route: for logs and metrics.
         tenant: the API key or address that asks: limits and fair queuing are by tenant.
         weight: of the tenant in fair queuing.
+        pooling: of a request whose result is a vector or scores; ``params`` then say nothing.
         constraint_field: the client's name of ``params.structured_outputs``, for errors; empty if
             it is the same.
         lora: the adapter that answers; None: the model alone.
@@ -68,6 +70,7 @@ class GenerationRequest:
     tenant: str = ""
     weight: float = 1.0
     constraint_field: str = ""
+    pooling: PoolingInput | None = None
     lora: ServedLora | None = None
 
     @property
@@ -79,6 +82,8 @@ class GenerationRequest:
     def work(self) -> RequestWork:
         """Samples and tokens that this request may take at most: all limits count it so, before
         anything is computed."""
+        if self.pooling is not None:
+            return RequestWork(1, len(self.prompt_token_ids))
         return RequestWork.of(len(self.prompt_token_ids), self.params)
 
 
@@ -247,6 +252,8 @@ class Generation:
         stats, num_tokens = self.stats, self._num_tokens
         for delta in deltas:
             num_bytes += bytes_of(len(delta.token_ids), len(delta.text), delta.logprobs)
+            if delta.pooled is not None:
+                num_bytes += delta.pooled.nbytes
             stats.num_output_tokens += len(delta.token_ids)
             num_tokens[delta.index] += len(delta.token_ids)
             stats.num_longest_tokens = max(stats.num_longest_tokens, num_tokens[delta.index])
@@ -324,6 +331,7 @@ def _merged(deltas: list[Delta]) -> Delta:
         last.stop_reason,
         last.cumulative_logprob,
         last.error,
+        pooled=last.pooled,
     )
 
 

@@ -13,6 +13,7 @@ To the engine, by ``op``:
                machines
     add        id, ids, params: those that differ from their defaults, bad_words: [ids], priority,
                salt, tenant, weight, arrival, isolated: whether in steps of its own
+               and pooling: {task, dimensions, use_activation, types}, of a request that is pooled
                and resumed: [[index, ids, cumulative logprob]], the samples that go on from another
                engine's output
                and kv: {replica, tokens}, the replica that passes on the KV of so many tokens
@@ -50,6 +51,7 @@ from __future__ import annotations
 
 import json
 import struct
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
 from operator import attrgetter
@@ -65,6 +67,7 @@ from octavo.base.errors import (
     QueueFullError,
 )
 from octavo.core.batch import TokenLogprobs
+from octavo.core.pooling_params import PoolingInput, PoolingParams
 from octavo.core.sampling_params import SamplingParams, SpeculativeParams
 from octavo.core.sink_window import SinkWindowRules
 from octavo.core.stats import StepStats
@@ -74,6 +77,7 @@ from octavo.server.engine.generation import EngineFacts, GenerationStats
 from octavo.serving.outputs import Delta
 
 Message = dict[str, Any]
+_FIELDS_OF_END = 4  # of the last delta of a sample
 
 # More than any message needs: a larger one is a bug, and must not become an allocation.
 MAX_BYTES = 256 << 20
@@ -115,6 +119,9 @@ def delta_to_list(request_id: str, delta: Delta) -> list[Any]:
         items.append(delta.logprobs)
     if delta.finish_reason is not None:
         items += [delta.finish_reason, delta.stop_reason, delta.cumulative_logprob, delta.error]
+    if delta.pooled is not None:  # it has a finish_reason
+        data = b64encode(delta.pooled.astype("<f4", copy=False).tobytes()).decode()
+        items.append([*delta.pooled.shape, data])
     return items
 
 
@@ -124,7 +131,18 @@ def delta_from_list(items: list[Any]) -> tuple[str, Delta]:
     if not rest:
         return request_id, Delta(index, text, token_ids)
     logprobs, *end = rest
-    return request_id, Delta(index, text, token_ids, logprobs_from_list(logprobs), *end)
+    pooled = _pooled_from_list(end.pop()) if len(end) > _FIELDS_OF_END else None
+    delta = Delta(index, text, token_ids, logprobs_from_list(logprobs), *end)
+    delta.pooled = pooled
+    return request_id, delta
+
+
+def _pooled_from_list(items: list[Any]) -> Any:
+    """Return the array of a pooling request's result."""
+    import numpy as np  # which a server of a model that generates needs for nothing here
+
+    *shape, data = items
+    return np.frombuffer(b64decode(data), dtype="<f4").reshape(shape)
 
 
 def logprobs_from_list(entries: list[list[Any]]) -> list[TokenLogprobs]:
@@ -133,6 +151,17 @@ def logprobs_from_list(entries: list[list[Any]]) -> list[TokenLogprobs]:
         TokenLogprobs(token_id, logprob, rank, tuple((i, value) for i, value in top))
         for token_id, logprob, rank, top in entries
     ]
+
+
+def pooling_to_dict(pooling: PoolingInput) -> dict[str, Any]:
+    """Return what makes a request one that is pooled."""
+    return {**asdict(pooling.params), "types": pooling.token_types}
+
+
+def pooling_from_dict(values: dict[str, Any]) -> tuple[PoolingParams, tuple[int, ...]]:
+    """Return the parameters and the token types of what ``pooling_to_dict`` made."""
+    types = tuple(values.pop("types"))
+    return PoolingParams(**values), types
 
 
 # -- records -----------------------------------------------------------------------------------

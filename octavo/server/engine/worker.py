@@ -40,6 +40,7 @@ from octavo.core.block_store import following_keys, root_key
 from octavo.core.engine import EngineStep
 from octavo.core.engine_snapshot import EngineSnapshot
 from octavo.core.executor import Executor
+from octavo.core.pooling_params import PoolingParams
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step_meter import CountedExperts, StepMeter, SwitchableMeter
@@ -53,6 +54,7 @@ from octavo.server.engine.wire import (
     delta_to_list,
     encode_message,
     error_to_message,
+    pooling_from_dict,
     record_to_list,
     stats_to_list,
 )
@@ -62,6 +64,7 @@ from octavo.serving.load import LoadedEngine, load_engine
 from octavo.serving.loop import EngineLoop
 from octavo.serving.mask_preparation import MaskPreparation
 from octavo.serving.outputs import Delta
+from octavo.serving.pooling_texts import PoolingPrompt
 from octavo.serving.text_engine import (
     OutputSoFar,
     PreparedMask,
@@ -228,6 +231,9 @@ class EngineWorker:
 
     def _add(self, message: Message) -> None:
         request_id: str = message["id"]
+        if "pooling" in message:
+            self._add_pooling(message)
+            return
         if "kv" in message and self._peers is not None:
             self._expect(message)
         try:
@@ -250,6 +256,30 @@ class EngineWorker:
             self._loop.tell(partial(self._end_preparing, message, params, mask))
 
         self._preparation.submit(params, message["tenant"], prepare, done)
+
+    def _add_pooling(self, message: Message) -> None:
+        request_id: str = message["id"]
+        self._flight_record.write([request_id])
+        try:
+            params, types = pooling_from_dict(message["pooling"])
+            group = self._engine.add_pooling(
+                request_id,
+                PoolingPrompt(message["ids"], types),
+                params,
+                priority=message["priority"],
+                cache_salt=message["salt"],
+                tenant=message["tenant"],
+                weight=message["weight"],
+                isolated=message["isolated"],
+                arrival_time=message["arrival"] + self._clock_lead,
+            )
+        except ENDINGS:
+            raise
+        except BaseException as error:
+            self._refuse(request_id, error)
+            return
+        self._groups[request_id] = group
+        self._waiting[request_id] = request_id
 
     def _end_preparing(
         self, message: Message, params: SamplingParams, mask: PreparedMask | BaseException
@@ -415,7 +445,7 @@ class EngineWorker:
                 self._num_errors_in_a_row = 0
             elif has_failed:
                 self._num_errors_in_a_row += 1
-            elif delta.token_ids:
+            elif delta.token_ids or delta.pooled is not None:
                 self._num_errors_in_a_row = 0
         if self._num_errors_in_a_row >= _SUSPICIOUS_ERRORS and _PROBE not in self._engine.groups:
             self._loop.carry_out(self._probe)
@@ -424,6 +454,12 @@ class EngineWorker:
         token_id = next(iter(self._engine.eos_token_ids), 0)
         params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
         with contextlib.suppress(QueueFullError):  # then after the next step
+            if self._engine.pooling is not None:
+                own = PoolingParams(self._engine.pooling.task)
+                self._engine.add_pooling(
+                    _PROBE, PoolingPrompt([token_id]), own, priority=_BEFORE_ALL
+                )
+                return
             self._engine.add(_PROBE, None, [token_id], params, priority=_BEFORE_ALL)
 
 
@@ -636,7 +672,11 @@ def _warm_up(engine: TextEngine) -> None:
     """Answer a short prompt, so that the first client does not wait for pages of the model to be
     read."""
     token_id = next(iter(engine.eos_token_ids), 0)
-    engine.add("warm-up", None, [token_id] * 2, SamplingParams(temperature=0.0, max_tokens=2))
+    if engine.pooling is not None:
+        engine.add_pooling("warm-up", PoolingPrompt([token_id]), PoolingParams(engine.pooling.task))
+    else:
+        params = SamplingParams(temperature=0.0, max_tokens=2)
+        engine.add("warm-up", None, [token_id] * 2, params)
     while engine.has_unfinished_requests:
         engine.step()
     engine.engine.scheduler.prefix_tokens_queried = 0  # not a client's

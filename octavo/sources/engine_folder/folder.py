@@ -18,6 +18,7 @@ from octavo.kernels.cpu.library import Library, Pool, report_bus_errors
 from octavo.kernels.cpu.packed_weights import PackedWeights
 from octavo.kernels.cpu.packing import ALIGNMENT, PackedFormat, plain_format
 from octavo.models.config import ModelConfig
+from octavo.models.pooling import Pooling
 from octavo.runtime.backends import NativeBackend, why_not_native
 from octavo.runtime.capacity import RankSpec
 from octavo.runtime.op_program import NativeModel
@@ -67,6 +68,11 @@ class EngineFolder:
         if self._config is None:
             self._config = read_config(self._manifest.fields.section("model"))
         return self._config
+
+    def pooling(self, args: EngineArgs) -> Pooling | None:
+        if args.runner == "pooling" or args.pooling is not None:
+            raise ConfigError(f"runner pooling: {self.path} is an engine folder, which generates")
+        return None
 
     def tokenizer(self) -> Tokenizer:
         kind = self._manifest.fields.text("tokenizer")

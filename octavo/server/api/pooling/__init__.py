@@ -1,0 +1,1 @@
+"""Routes whose answers are vectors and scores, in the forms of OpenAI, vLLM and others."""
