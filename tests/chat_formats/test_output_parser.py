@@ -19,7 +19,7 @@ KINDS = st.sampled_from(sorted(CASES))
 def fragments(name: str) -> st.SearchStrategy[str]:
     """Tags and texts of a format, whole and cut, and what may be wrong in them."""
     format = CASES[name].format()
-    tags = [*format.openers, *format.closers, *(format.thoughts or ()), "<eos>"]
+    tags = [*format.openers, *format.closers, *format.marks, *(format.thoughts or ()), "<eos>"]
     texts = [*tags, *CASES[name].texts]
     cut = st.sampled_from(texts).flatmap(
         lambda text: st.tuples(st.integers(0, len(text)), st.integers(0, len(text))).map(
@@ -70,7 +70,14 @@ def test_no_tag_reaches_the_content_and_no_call_is_broken(case):
     message = parsed(format.parser(TOOLS, begins_in_thought=begins), pieces)
     for call in message.tool_calls:
         assert call.name and isinstance(json.loads(call.arguments), dict)
-    tags = (*format.openers, *format.closers, *(format.thoughts or ()), "<eos>", "<stop>")
+    tags = (
+        *format.openers,
+        *format.closers,
+        *format.marks,
+        *(format.thoughts or ()),
+        "<eos>",
+        "<stop>",
+    )
     # What is left of a text without its tags can happen to be one.
     rest = text
     for tag in tags:
@@ -151,7 +158,7 @@ def test_work_of_every_format_grows_with_hostile_text_and_no_faster(name, is_con
     format = CASES[name].format()
     call = call_of_clock(name)
     begin = call[: len(call) // 2]
-    tags = "".join((*format.openers, *format.closers, *(format.thoughts or ())))
+    tags = "".join((*format.openers, *format.closers, *format.marks, *(format.thoughts or ())))
     for part in (*format.openers[:1], begin, call, tags, begin + "[" * 40, begin + '{"\\ud800":"'):
         for size in (7, 1 << 20):
             some, more = (
