@@ -348,7 +348,7 @@ class ChatFormat:
             choice = ToolChoice.of(choice, known)
         among = choice.among(known)
         is_lenient = choice.mode != "required" and not any(tool.is_strict for tool in among)
-        grammar = Grammar(self.template.special_tokens, is_lenient=is_lenient)
+        grammar = Grammar(self.template.special_tokens, is_lenient=is_lenient, tools=among)
         parts = []
         if choice.mode == "required" or content is not None:
             parts.append(self._thoughts_before(grammar, begins_in_thought=begins_in_thought))

@@ -332,6 +332,32 @@ def test_a_schema_that_no_grammar_can_follow_is_refused_only_where_it_must_hold(
             walker.compiler.mask(asked)
 
 
+def test_a_schema_of_a_tool_is_refused_with_its_place_and_the_name_of_the_tool():
+    walker = WALKERS["hermes"]
+    parameters = {"type": "object", "properties": {"a": {"not": {"pattern": "x"}}}}
+    asked = walker.format.constraint([{"name": "odd", "parameters": parameters}], "required")
+    with pytest.raises(InvalidRequestError) as error:
+        walker.compiler.mask(asked)
+    assert "the parameters of 'odd': 'not' at #/properties/a is not supported" in str(error.value)
+
+
+def test_conditions_of_a_tool_hold():
+    walker = WALKERS["hermes"]
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"enum": ["x", "y"]}, "b": {"type": "integer"}},
+        "required": ["a"],
+        "if": {"properties": {"a": {"const": "x"}}},
+        "then": {"required": ["b"]},
+    }
+    tool = {"name": "odd", "parameters": parameters}
+    asked = walker.format.constraint([tool], "required")
+    for seed in range(20):
+        text = walker.write(random.Random(seed), walker.compiler.mask(asked))
+        for call in parse(walker.format, text, [tool], is_constrained=True).tool_calls:
+            Draft202012Validator(parameters).validate(json.loads(call.arguments))
+
+
 @pytest.mark.parametrize(("name", "argument"), [("qwen3-coder", "a>b"), ("pythonic", "a b")])
 def test_names_of_arguments_that_cannot_be_written_are_refused(name, argument):
     with pytest.raises(InvalidRequestError, match="the name of the argument"):

@@ -22,6 +22,7 @@ from pydantic_core import PydanticCustomError
 from octavo.base.errors import InvalidRequestError
 from octavo.core.structured_outputs import MAX_CHOICES, StructuredOutputs
 from octavo.server.api.fields import Body, Label, NoEffect, Object, asks_for_nothing
+from octavo.server.http.body import CONSTRAINT
 
 
 def _object_or_text(value: Any) -> Any:
@@ -96,7 +97,7 @@ class ConstrainedBody(Body):
 def _as_validation_error(model: str, error: InvalidRequestError) -> ValidationError:
     """Return the error as one of pydantic's, with its place."""
     place = tuple((error.field or "").split("."))
-    message = PydanticCustomError("constraint", "{message}", {"message": error.message})
+    message = PydanticCustomError(CONSTRAINT, "{message}", {"message": error.message})
     return ValidationError.from_exception_data(
         model, [{"type": message, "loc": place, "input": None}]
     )
