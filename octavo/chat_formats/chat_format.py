@@ -19,7 +19,8 @@ from octavo.chat_formats.tools import Tool, ToolChoice, tools_of
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.core.thought_texts import ThoughtTexts
 
-_RESPONSE = ("<response>", "</response>")  # of Granite 3 and ERNIE
+# Tags around content of Granite 3 and ERNIE, and of Hunyuan.
+_ANSWERS = (("<response>", "</response>"), ("<answer>", "</answer>"))
 
 
 class Template(NamedTuple):
@@ -96,7 +97,7 @@ class ChatFormat:
     @property
     def marks_of_answers(self) -> tuple[str, ...]:
         """The tags around content that follows a thought. They say nothing, and are dropped."""
-        return _RESPONSE if self.template.has(*_RESPONSE) else ()
+        return next((tags for tags in _ANSWERS if self.template.has(*tags)), ())
 
     @property
     def ends_of_thought(self) -> tuple[str, ...]:
