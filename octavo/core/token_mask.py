@@ -47,8 +47,8 @@ class TokenMask(Protocol):
 
     @property
     def is_slow(self) -> bool:
-        """True if ``bitmask`` may take longer than a look-up: it is then asked for in another
-        thread, while the step runs whose logits it masks."""
+        """True if ``bitmask`` is likely to take longer than waking a thread: it is then asked for
+        in another one, while the step runs whose logits it masks."""
         ...
 
     def bitmask(self) -> Bits | None:

@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.base.errors import ConstraintError
@@ -51,7 +52,7 @@ class GrammarCompiler:
     """Compiles the constraints of one model's requests. Any threads may share it.
 
     Equal constraints are compiled once, and refused once. The first one also waits for the
-    vocabulary, about a second for 150,000 tokens.
+    vocabulary and its trie, about a second for 150,000 tokens.
 
     Args:
         vocab_size, stop_token_ids: see `GrammarVocabulary`.
@@ -83,6 +84,9 @@ class GrammarCompiler:
         with self._opening:
             if self._vocabulary is None:
                 self._vocabulary = self._open()
+                if self.trial is not None:  # which makes a trie of its own at the same time
+                    make_trie = partial(getattr, self._vocabulary, "tokens")
+                    threading.Thread(target=make_trie, daemon=True).start()
             return self._vocabulary
 
     def mask(self, asked: StructuredOutputs) -> GrammarMask:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 _MOST_FORCED = 256  # bytes that are written as tokens at once
 _SPECIAL = b"\xff"  # begins a special token in a text of llguidance
+
+# A mask that is made faster is not worth waking another thread, which needs a core meanwhile.
+_QUICK_SECONDS = 60e-6
 
 
 class GrammarMask:
@@ -36,7 +40,6 @@ class GrammarMask:
     """
 
     is_over = False
-    is_slow = True
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class GrammarMask:
         self._token_ids: list[int] = []
         self._num_wrong = 0  # the last tokens, of which the first was not allowed
         self._bits: Bits | None = None  # of the state as it is
+        self._seconds = math.inf  # that the last ones took
         # Forced tokens, from a number of tokens on: a text is written as tokens once.
         self._forced: tuple[int, list[int]] = (0, [])
 
@@ -90,9 +94,15 @@ class GrammarMask:
                 self._catch_up(self._num_wrong)
                 bits = self._compute_bits()
             self._bits = self._without_long_runs(bits)
+            self._seconds = perf_counter() - begun_at
             self._stats.num_masks += 1
-            self._stats.mask_seconds += perf_counter() - begun_at
+            self._stats.mask_seconds += self._seconds
         return self._bits
+
+    @property
+    def is_slow(self) -> bool:
+        # Slow ones come in runs, such as those of a string whose length is bounded.
+        return self._bits is None and self._seconds > _QUICK_SECONDS
 
     @property
     def _is_exhausted(self) -> bool:
@@ -168,6 +178,7 @@ class GrammarMask:
         other._failure = self._failure
         other._token_ids = self._token_ids.copy()
         other._num_wrong, other._bits = self._num_wrong, self._bits
+        other._seconds = self._seconds
         other._encode, other._forced = self._encode, self._forced
         return other
 

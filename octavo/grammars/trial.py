@@ -13,6 +13,7 @@ import logging
 import subprocess
 import sys
 import threading
+from array import array
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -101,15 +102,18 @@ class TrialProcess:
         self._reader.start()
         self._send(
             {
-                "tokens": [text.decode("latin-1") for text in vocabulary.texts],
                 "special_ids": dict(vocabulary.special_ids),
                 "stop_token_ids": vocabulary.stop_token_ids,
             }
         )
+        self._send_bytes(array("I", map(len, vocabulary.texts)).tobytes())
+        self._send_bytes(b"".join(vocabulary.texts))
 
     def _send(self, message: dict[str, Any]) -> None:
+        self._send_bytes(json.dumps(message).encode())
+
+    def _send_bytes(self, body: bytes) -> None:
         assert self._process is not None and self._process.stdin is not None
-        body = json.dumps(message).encode()
         with contextlib.suppress(OSError):  # it has ended, and who reads its answers says so
             self._process.stdin.write(LENGTH.pack(len(body)) + body)
             self._process.stdin.flush()

@@ -6,10 +6,11 @@ It reads the vocabulary first, which its children share, and then one question a
 until its input ends. It does nothing with a question but pass it to a child, so that none can harm
 it.
 
-Each message is JSON after its length in four bytes. The first has ``{tokens, special_ids,
-stop_token_ids}``, with tokens as text in Latin-1; then there are ``{number, asked}``, answered in
-any order by ``{number, source}`` with the fields of a `GrammarSource`, by ``{number, error, field,
-reason}``, or by ``{number, late}`` where the machine was too busy to tell.
+Each message comes after its length in four bytes, and is JSON, but for the second and the third:
+``{special_ids, stop_token_ids}``, the lengths of all tokens as 32-bit integers, and their bytes.
+Then there are ``{number, asked}``, answered in any order by ``{number, source}`` with the fields of
+a `GrammarSource`, by ``{number, error, field, reason}``, or by ``{number, late}`` where the machine
+was too busy to tell.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ import struct
 import sys
 import threading
 import time
+from array import array
 from dataclasses import asdict, dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,20 +66,24 @@ def main() -> int:
     if hasattr(os, "nice"):
         os.nice(_NICENESS)
     questions, answers = sys.stdin.fileno(), sys.stdout.buffer
-    (size,) = LENGTH.unpack(_read(questions, LENGTH.size))
-    vocabulary = _vocabulary(json.loads(_read(questions, size)))
+    vocabulary = _vocabulary(*(_message(questions) for _ in range(3)))
     gc.collect()
     gc.freeze()  # children share the pages of what is not touched
     _serve(questions, answers, vocabulary)
     return 0
 
 
-def _vocabulary(message: dict[str, Any]) -> GrammarVocabulary:
-    return GrammarVocabulary(
-        [text.encode("latin-1") for text in message["tokens"]],
-        message["special_ids"],
-        message["stop_token_ids"],
-    )
+def _vocabulary(ids: bytes, lengths: bytes, texts: bytes) -> GrammarVocabulary:
+    """Return the vocabulary of the first three messages, with its trie."""
+    ends = [0, *accumulate(array("I", lengths))]
+    vocabulary = GrammarVocabulary([texts[i:k] for i, k in pairwise(ends)], **json.loads(ids))
+    assert vocabulary.tokens is not None
+    return vocabulary
+
+
+def _message(fd: int) -> bytes:
+    (size,) = LENGTH.unpack(_read(fd, LENGTH.size))
+    return _read(fd, size)
 
 
 def _read(fd: int, size: int) -> bytes:

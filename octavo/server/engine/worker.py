@@ -144,8 +144,6 @@ class EngineWorker:
 
     def run(self) -> None:
         """Step the engine until a ``stop`` message comes."""
-        # Making it later would hold up the streams of others: nothing else runs meanwhile.
-        self._preparation.submit(self._engine.grammars.vocabulary)
         try:
             self._loop.run()
         finally:
