@@ -149,7 +149,7 @@ class _Grammar:
         vocabulary = self._vocabulary
         numbers = NumberRuns(vocabulary.digits, self._openings) if self._has_numbers else None
         encode = vocabulary.tokens.tokenize_bytes
-        sizes = vocabulary.vocab_size, stats, numbers, encode
+        sizes = vocabulary.vocab_size, stats, numbers, encode, vocabulary.executor
         return GrammarMask(self._start, *sizes, has_end=self._has_end, renew=self._renewed)
 
     def again(self) -> _Grammar:

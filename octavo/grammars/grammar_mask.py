@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from octavo.core.stats import ConstraintStats
-from octavo.core.token_mask import Bits
+from octavo.core.token_mask import Bits, MaskPart
 from octavo.grammars.number_runs import NumberRuns
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLExecutor, LLMatcher
 
 _MOST_FORCED = 256  # bytes that are written as tokens at once
 _SPECIAL = b"\xff"  # begins a special token in a text of llguidance
+_SECONDS = 1e-3  # that the first one of an answer may take
 
-# A mask that is made faster is not worth waking another thread, which needs a core meanwhile.
-_QUICK_SECONDS = 60e-6
+# Fewer masks than these are made sooner by one thread than others wake up.
+_LEAST_TOGETHER = 4
 
 
 class GrammarMask:
@@ -34,6 +34,7 @@ class GrammarMask:
         stats: counts masks.
         numbers: at its beginning too; None leaves runs of digits as long as they are.
         encode: the tokens of a text, for forced ones; None forces none.
+        executor: makes several masks at once; None makes one after the other.
         has_end: each text that must come has an end, so that it can be looked for.
         renew: compiles the grammar again, if that is quick: masks of a grammar share a lexer, whose
             states may be used up by others.
@@ -48,6 +49,7 @@ class GrammarMask:
         stats: ConstraintStats,
         numbers: NumberRuns | None = None,
         encode: Callable[[bytes], list[int]] | None = None,
+        executor: LLExecutor | None = None,
         *,
         has_end: bool = True,
         renew: Callable[[], LLMatcher | None] = lambda: None,
@@ -58,6 +60,7 @@ class GrammarMask:
         self._num_words = -(-vocab_size // 32)
         self._numbers = numbers
         self._encode = encode
+        self._executor = executor
         self._has_end = has_end
         self._renew = renew
         self._is_renewed = False
@@ -65,7 +68,7 @@ class GrammarMask:
         self._token_ids: list[int] = []
         self._num_wrong = 0  # the last tokens, of which the first was not allowed
         self._bits: Bits | None = None  # of the state as it is
-        self._seconds = math.inf  # that the last ones took
+        self._seconds = _SECONDS
         # Forced tokens, from a number of tokens on: a text is written as tokens once.
         self._forced: tuple[int, list[int]] = (0, [])
 
@@ -100,9 +103,34 @@ class GrammarMask:
         return self._bits
 
     @property
-    def is_slow(self) -> bool:
-        # Slow ones come in runs, such as those of a string whose length is bounded.
-        return self._bits is None and self._seconds > _QUICK_SECONDS
+    def seconds(self) -> float:
+        # As long as the last one: slow ones come in runs, as in a string whose length is bounded.
+        return self._seconds
+
+    def parts(self) -> Sequence[MaskPart]:
+        return () if self._num_wrong or self._bits is not None else (self,)
+
+    def make_together(self, parts: Sequence[MaskPart]) -> None:
+        masks = [part for part in parts if isinstance(part, GrammarMask) and part.parts()]
+        executor = self._executor
+        if executor is None or len(masks) < _LEAST_TOGETHER:
+            for mask in masks:
+                mask.bitmask()
+            return
+        begun_at = perf_counter()
+        masks = [mask for mask in masks if not mask._failure and not mask._matcher.is_error()]
+        count = self._num_words
+        bits = array("I", bytes(4 * count * len(masks)))
+        places = [(mask._matcher, index) for index, mask in enumerate(masks)]
+        executor.unsafe_compute_mask_ptr(places, bits.buffer_info()[0], 4 * count, len(masks))
+        for index, mask in enumerate(masks):
+            if not mask._matcher.is_error():  # else `bitmask` makes what can be made of it
+                mask._bits = mask._without_long_runs(bits[index * count : (index + 1) * count])
+        seconds = perf_counter() - begun_at
+        for mask in masks:
+            mask._seconds = seconds / len(masks)
+        self._stats.num_masks += len(masks)
+        self._stats.mask_seconds += seconds
 
     @property
     def _is_exhausted(self) -> bool:
@@ -178,7 +206,7 @@ class GrammarMask:
         other._failure = self._failure
         other._token_ids = self._token_ids.copy()
         other._num_wrong, other._bits = self._num_wrong, self._bits
-        other._seconds = self._seconds
+        other._executor, other._seconds = self._executor, self._seconds
         other._encode, other._forced = self._encode, self._forced
         return other
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from octavo.grammars.number_runs import DigitBits
+from octavo.system import machine
 from octavo.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from llguidance import LLTokenizer
+    from llguidance import LLExecutor, LLTokenizer
 
 # Tokens of letters that may all stand in a string are looked up at once, those of up to so many
 # letters apart: where a string has room for fewer, the longer ones are tried one by one.
 _STRING = r'[^"\\\x00-\x1F\x7F]'
 _SLICES = [f"{_STRING}{{1,{length}}}" for length in (5, 10, 30)] + [f"{_STRING}+"]
 
+_MOST_THREADS = 8  # of masks
 _TOKENS_AT_ONCE = 1000  # that are read before other threads have their turn, some 2 ms
 
 
@@ -62,6 +65,13 @@ class GrammarVocabulary:
             if self._tokens is None:
                 self._tokens = self._trie()
             return self._tokens
+
+    @cached_property
+    def executor(self) -> LLExecutor:
+        """Threads that make the masks of several answers at once."""
+        from llguidance import LLExecutor
+
+        return LLExecutor(min(machine.cpu().usable_cores, _MOST_THREADS))
 
     def _trie(self) -> LLTokenizer:
         from llguidance import LLTokenizer  # 40 ms, for those who ask for it

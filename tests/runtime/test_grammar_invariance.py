@@ -66,13 +66,15 @@ def vocabulary(bench) -> GrammarVocabulary:
 
 
 class Slow(GrammarMask):
-    """Always made in another thread. Those of the class itself are after slow ones only."""
+    """Always made in another thread, if there is a core. Those of the class itself may be."""
 
-    is_slow = True
+    seconds = 1.0
 
 
 class Quick(GrammarMask):
-    is_slow = False
+    """Always made where a row is written, alone."""
+
+    seconds = 0.0
 
 
 def make_requests(
@@ -95,7 +97,11 @@ def make_requests(
             source = source_of(constraint, vocabulary.special_ids, vocabulary.stop_token_ids)
             start = compile_source(source, constraint, vocabulary)
             grammar = kinds[index // 2 % len(kinds)](
-                start, vocab_size, ConstraintStats(), encode=vocabulary.tokens.tokenize_bytes
+                start,
+                vocab_size,
+                ConstraintStats(),
+                encode=vocabulary.tokens.tokenize_bytes,
+                executor=vocabulary.executor,
             )
         bad_words = [[30]] if index % 4 == 1 else []
         prompt = shared[: rng.choice([0, 17, 33])] + [2 + index]
