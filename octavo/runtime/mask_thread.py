@@ -36,7 +36,7 @@ _WAKING_SECONDS = 100e-6  # until another thread runs, and its core's cache has 
 
 
 class MaskedRow(Protocol):
-    """What has the mask of a row: a request, or a request after a draft."""
+    """A row with its mask: a request, or a request after a draft."""
 
     @property
     def mask_seconds(self) -> float: ...

@@ -157,8 +157,9 @@ class StructuredStudy:
     def _compared(self, kind: str, schemas: Sequence[dict[str, Any]]) -> StructuredRow:
         """Return a row of answers under schemas, beside as many plain tokens of each."""
         row = StructuredRow(kind)
+        is_alone = len(schemas) == 1  # else masks are made together, without times of their own
         for _ in range(self._plan.repeat):
-            timing = self._answer(row, schemas, speculative=_PLAIN_STREAMS)
+            timing = self._answer(row, schemas, is_timed=is_alone, speculative=_PLAIN_STREAMS)
             assert timing is not None
             row.decode_tps.append(decode_tps(timing))
             self._advance()
@@ -206,7 +207,12 @@ class StructuredStudy:
         return SamplingParams(structured_outputs=constraint, detokenize=False, **asked)
 
     def _answer(
-        self, row: StructuredRow, schemas: Sequence[dict[str, Any]], **settings: Any
+        self,
+        row: StructuredRow,
+        schemas: Sequence[dict[str, Any]],
+        *,
+        is_timed: bool = True,
+        **settings: Any,
     ) -> RunTiming | None:
         """Answer under schemas, all at once, and count in ``row``; None if all are refused."""
         masks: dict[int, PreparedMask] = {}
@@ -219,7 +225,7 @@ class StructuredStudy:
                 continue
             row.compile_seconds.append(time.perf_counter() - begin)
             assert mask is not None
-            masks[index] = PreparedMask(TimedMask(mask, row.mask_seconds))
+            masks[index] = PreparedMask(TimedMask(mask, row.mask_seconds) if is_timed else mask)
         row.schemas += len(schemas)
         if not masks:
             return None
