@@ -11,7 +11,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from copy import copy
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.base.errors import ConstraintError
@@ -85,8 +84,7 @@ class GrammarCompiler:
             if self._vocabulary is None:
                 self._vocabulary = self._open()
                 if self.trial is not None:  # which makes a trie of its own at the same time
-                    make_trie = partial(getattr, self._vocabulary, "tokens")
-                    threading.Thread(target=make_trie, daemon=True).start()
+                    threading.Thread(target=self._vocabulary.make_trie, daemon=True).start()
             return self._vocabulary
 
     def mask(self, asked: StructuredOutputs) -> GrammarMask:

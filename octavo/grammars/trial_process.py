@@ -77,7 +77,7 @@ def _vocabulary(ids: bytes, lengths: bytes, texts: bytes) -> GrammarVocabulary:
     """Return the vocabulary of the first three messages, with its trie."""
     ends = [0, *accumulate(array("I", lengths))]
     vocabulary = GrammarVocabulary([texts[i:k] for i, k in pairwise(ends)], **json.loads(ids))
-    assert vocabulary.tokens is not None
+    vocabulary.make_trie()
     return vocabulary
 
 

@@ -61,8 +61,13 @@ class GrammarVocabulary:
     @property
     def tokens(self) -> LLTokenizer:
         """The trie of the tokens. Any threads may ask for it."""
+        return self._tokens or self.make_trie()
+
+    def make_trie(self) -> LLTokenizer:
+        """Return the trie of the tokens, which is made unless it is there."""
         with self._making:
             if self._tokens is None:
+                self.digits.make()  # no step shall wait for that later
                 self._tokens = self._trie()
             return self._tokens
 
