@@ -24,26 +24,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from octavo.base.errors import EngineError
-from octavo.core.token_mask import Bits, MaskPart
+from octavo.core.token_mask import Bits
 from octavo.kernels.cpu.library import Library
+from octavo.runtime.sampling_row import MaskedRow, make_together
 
 _log = logging.getLogger("octavo")
 
 _WAKING_SECONDS = 100e-6  # until another thread runs, and its core's cache has what it had
-
-
-class MaskedRow(Protocol):
-    """A row with its mask: a request, or a request after a draft."""
-
-    @property
-    def mask_seconds(self) -> float: ...
-
-    def mask_parts(self) -> Sequence[MaskPart]: ...
-
-    def bitmask(self) -> Bits | None: ...
 
 
 class LateMask(NamedTuple):
@@ -150,9 +140,7 @@ def _make_masks(
     masks: Sequence[LateMask], problems: dict[int, str], count: Callable[[], None], nothing: Bits
 ) -> None:
     if len(masks) > 1:
-        with suppress(Exception):  # then it comes up again below, of the row that has it
-            if parts := [part for mask in masks for part in mask.of.mask_parts()]:
-                parts[0].make_together(parts)
+        make_together(mask.of for mask in masks)
     for mask in masks:
         try:
             _make_mask(mask, problems, nothing)

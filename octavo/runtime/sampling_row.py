@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from os.path import commonprefix
-from typing import Any
+from typing import Any, Protocol
 
 from octavo.core.batch import Draft
 from octavo.core.request import Request
@@ -20,6 +21,27 @@ GREEDY_TEMPERATURE = 1e-5
 def is_greedy(params: SamplingParams) -> bool:
     """Return whether the most likely token is taken, without drawing."""
     return params.temperature < GREEDY_TEMPERATURE
+
+
+class MaskedRow(Protocol):
+    """A row with its mask: a request, or a request after a draft."""
+
+    @property
+    def mask_seconds(self) -> float: ...
+
+    def mask_parts(self) -> Sequence[MaskPart]: ...
+
+    def bitmask(self) -> Bits | None: ...
+
+
+def make_together(rows: Iterable[MaskedRow]) -> None:
+    """Make what takes time of the masks of several rows, by all cores at once.
+
+    An error is none here: it comes up again in the ``bitmask`` of the row that has it.
+    """
+    with suppress(Exception):
+        if parts := [part for row in rows for part in row.mask_parts()]:
+            parts[0].make_together(parts)
 
 
 @dataclass(slots=True)
