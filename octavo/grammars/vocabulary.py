@@ -115,6 +115,13 @@ class GrammarVocabulary:
         )
 
 
+def byte_vocabulary() -> GrammarVocabulary:
+    """Return the vocabulary of the bytes and of one token that ends an answer: it can write
+    everything."""
+    texts = [*(bytes([i]) for i in range(256)), b"<end>"]
+    return GrammarVocabulary(texts, {"<end>": 256}, (256,))
+
+
 def _with_pauses(texts: Iterator[bytes]) -> Iterator[bytes]:
     """Yield texts, and let other threads run meanwhile."""
     while some := list(islice(texts, _TOKENS_AT_ONCE)):

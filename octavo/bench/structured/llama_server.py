@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from octavo.base.errors import BenchmarkError
+from octavo.bench.child_processes import ending_on_sigterm
 
 _TIMEOUT = 600.0  # seconds of an answer
 _START_TIMEOUT = 120.0  # seconds until the model is loaded
@@ -117,7 +118,7 @@ def running_llama_server(
     command = [program, "--model", model, "--host", "127.0.0.1", "--port", port]
     command += ["--threads", threads, "--threads-batch", threads, "--parallel", streams]
     command += ["--ctx-size", streams * (_PROMPT_TOKENS + max_tokens)]
-    with tempfile.TemporaryFile() as log:
+    with ending_on_sigterm(), tempfile.TemporaryFile() as log:
         try:
             process = subprocess.Popen(
                 [os.fspath(each) if isinstance(each, Path) else str(each) for each in command],
