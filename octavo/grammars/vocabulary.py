@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from octavo.text.tokenizer import Tokenizer
@@ -72,6 +73,7 @@ class GrammarVocabulary:
         )
 
 
+@cache
 def byte_vocabulary() -> GrammarVocabulary:
     """Return the vocabulary of the bytes and of one token that ends an answer: it can write
     everything."""
