@@ -19,6 +19,8 @@ _DENSE: dict[str, Any] = {
 # A newline and an indentation; a model that goes on with white space for ever comes to an end.
 _LOOSE: dict[str, Any] = {"whitespace_flexible": True, "whitespace_pattern": r"[ \n\t]{1,40}"}
 _LENIENT = {"lenient": True, "coerce_one_of": True}
+# Calls of one answer, behind which is text alone, so that a model that repeats itself ends.
+MAX_CALLS = 64
 _ANY = "/(?s:.*)/"
 _GAP = r"/[ \n]{1,2}/"
 
@@ -184,6 +186,12 @@ def exactly(text: str) -> str:
 def escape_slashes(expression: str) -> str:
     """Return a regular expression as it stands between the slashes of Lark."""
     return re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", expression).replace("\n", "\\n")
+
+
+def more_calls(call: str, *, are_allowed: bool) -> str:
+    """Return an expression of the calls that may follow the first, which is empty if there may be
+    none."""
+    return f"({call}){{0,{MAX_CALLS - 1}}}" if are_allowed else ""
 
 
 def either(options: Iterable[str]) -> str:

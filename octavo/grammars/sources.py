@@ -62,9 +62,12 @@ def source_of(
             raise ConstraintError(str(error), f"structured_outputs.{kind}", error.reason) from None
         openings = [asked.begins_after or ""] if kind == "json" else []
         answer = grammar.embed(source)
-        if kind == "json" and asked.begins_after is not None:  # models write newlines there
+        is_behind_free_text = asked.begins_after is not None and asked.preamble is None
+        if kind == "json" and is_behind_free_text:  # models write newlines there
             answer = f"{grammar.terminal(_NEWLINES)} {answer}"
-    if asked.begins_after is not None:
+    if asked.preamble is not None:
+        answer = f"{grammar.embed(asked.preamble)} {grammar.rule(answer)}"
+    elif asked.begins_after is not None:
         whole = grammar.rule(answer)
         answer = after(grammar, asked.begins_after, whole, stop_token_ids)
         if asked.begins_with is not None:
