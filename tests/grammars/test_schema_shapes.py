@@ -108,7 +108,7 @@ def test_damaged_schemas_are_read_or_refused():
             continue
         assert json.dumps(parsed.schema) and list(reachable(parsed))
         num_read += 1
-    assert 100 < num_read < 550
+    assert 40 < num_read < 550
 
 
 def chain(length, make):
@@ -128,7 +128,7 @@ def chain(length, make):
         ({"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in range(3)]}
                     for i in range(6)], "unevaluatedProperties": False}, "too_complex"),
         ({"oneOf": [{"type": "object", "required": [f"k{i}"]} for i in range(300)]}, "too_complex"),
-        ({"not": {"$ref": "#"}}, "unsupported"),
+        ({"not": {"$ref": "#"}}, "unsatisfiable"),
     ],
 )  # fmt: skip
 def test_what_would_be_endless_is_refused(schema, reason):
