@@ -29,7 +29,7 @@ _COMBINATIONS = frozenset(
      "patternProperties")
 )  # fmt: skip
 _ALTERNATIVES = frozenset(("anyOf", *REFERENCES))  # combinations beside other keywords
-_ANNOTATIONS = frozenset(
+ANNOTATIONS = frozenset(
     ("title", "description", "default", "examples", "$comment", "deprecated", "readOnly",
      "writeOnly", "$schema", "$id", "$anchor", "$defs", "definitions")
 )  # fmt: skip
@@ -118,7 +118,7 @@ class SchemaDocument:
                 if isinstance(part.get(key), str):
                     part[key] = _joined(base, part[key])
             self._places[id(part)] = place
-            beside = part.keys() - _ANNOTATIONS
+            beside = part.keys() - ANNOTATIONS
             self.has_combinations |= bool(beside & _COMBINATIONS) or (
                 bool(beside & _ALTERNATIVES) and len(beside) > 1
             )

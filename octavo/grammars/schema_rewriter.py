@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 from octavo.base.errors import ConstraintError
 from octavo.grammars.json_patterns import is_writable, matches, writable
+from octavo.grammars.schema_cases import Case, Condition, cases_of, conditions_in
 from octavo.grammars.schema_document import REFERENCES, Schema, SchemaDocument, pointed
 from octavo.grammars.schema_formats import schemas_of_format
 from octavo.grammars.schema_numbers import (
@@ -125,6 +126,7 @@ class SchemaRewriter:
         schema = self._plain(schema, place)
         if (expanded := self._without_unevaluated(schema, place)) is not None:
             return expanded
+        cases, schema = self._cases(schema, place)
         made = {key: schema[key] for key in _KEPT if key in schema}
         if (values := settled(made)) is not None:
             made = {"enum": [value for value in values if self._is_kept(value, place)]}
@@ -133,7 +135,7 @@ class SchemaRewriter:
         round_limits(made)
         if has_large_integers(made, self._overlaps.types_of(schema)):
             raise unsupported("minimum", place, "integers have 64 bits at most")
-        more: list[Any] = []
+        more: list[Any] = cases
         for add in (self._add_reference, self._add_texts, self._add_names, self._add_objects,
                     self._add_lists, self._add_combinations, self._add_dependent,
                     self._add_conditions, self._add_contains, self._add_unique):  # fmt: skip
@@ -479,7 +481,8 @@ class SchemaRewriter:
 
     def _add_combinations(self, schema: Schema, place: str, made: Schema, more: list[Any]) -> None:
         for i, each in enumerate(schema.get("allOf") or ()):
-            more.append(self.rewritten(each, f"{place}/allOf/{i}"))
+            if each is not True:
+                more.append(self.rewritten(each, f"{place}/allOf/{i}"))
         if isinstance(schema.get("anyOf"), list):
             parts = enumerate(schema["anyOf"])
             self._add_options(
@@ -518,6 +521,42 @@ class SchemaRewriter:
         options = self._branches(schema, place)
         if options is not None:
             more.append(any_of([all_of(parts) for parts, _ in options]))
+
+    def _cases(self, schema: Schema, place: str) -> tuple[list[Any], Schema]:
+        """Return what conditions on properties with few values leave, and the schema without
+        them."""
+        found: list[Any] = []
+        for name, conditions in conditions_in(schema).items():
+            properties = schema.get("properties") or {}
+            values = self._overlaps.values_of(properties.get(name, True))
+            is_required = name in required_of(schema)
+            cases = cases_of(conditions, values, is_required=is_required)
+            if cases is None:
+                continue
+            options = [self._case(name, each, conditions, place) for each in cases]
+            if self._overlaps.types_of(schema) != {"object"}:  # of others, all conditions hold
+                every = Case((), (True,) * len(conditions))
+                effects = self._effects(every, conditions, place)
+                options.append(all_of([_others("object"), *effects]))
+            found.append(any_of(options))
+            schema = _without_conditions(schema, conditions)
+        return found, schema
+
+    def _case(self, name: str, case: Case, conditions: list[Condition], place: str) -> Any:
+        there = has(name, {"enum": list(case.values)}) if case.values else lacks(name)
+        return all_of([there, *self._effects(case, conditions, place)])
+
+    def _effects(self, case: Case, conditions: list[Condition], place: str) -> list[Any]:
+        found = []
+        for condition, holds in zip(conditions, case.holds, strict=True):
+            key = "then" if holds else "else"
+            where = (
+                place
+                if condition.place_in_all is None
+                else f"{place}/allOf/{condition.place_in_all}"
+            )
+            found.append(self.rewritten(condition.schema.get(key, True), f"{where}/{key}"))
+        return found
 
     def _branches(self, schema: Schema, place: str) -> list[tuple[list[Any], list[str]]] | None:
         """Return what ``if`` leaves: for each branch, what holds, and which keywords say so."""
@@ -694,6 +733,18 @@ def _items_at(indices: Sequence[int], inside: Any, outside: Any) -> Any:
     if parts:
         made["prefixItems"] = parts
     return made if outside is True else {**made, "items": outside}
+
+
+def _without_conditions(schema: Schema, conditions: list[Condition]) -> Schema:
+    made = dict(schema)
+    for condition in conditions:
+        if condition.place_in_all is None:
+            made = {key: value for key, value in made.items() if key not in ("if", "then", "else")}
+        else:
+            parts = list(made["allOf"])
+            parts[condition.place_in_all] = True  # the indices of the others stay
+            made["allOf"] = parts
+    return made
 
 
 def _different(values: Iterable[Any]) -> list[Any]:
