@@ -81,7 +81,7 @@ def _condition(schema: Schema, place_in_all: int | None) -> Condition | None:
         values = value["enum"]
     else:
         return None
-    return Condition(schema, index, name, frozenset(map(key_of, values)), bool(required))
+    return Condition(schema, place_in_all, name, frozenset(map(key_of, values)), bool(required))
 
 
 def cases_of(
