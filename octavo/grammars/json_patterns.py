@@ -15,6 +15,8 @@ from octavo.grammars.vocabulary import byte_vocabulary
 _CODES = r"\x00-\x07\x0b\x0e-\x1f\x7f"
 _UNWRITABLE = re.compile(f"[{_CODES}]")
 _NOTHING = "[a&&b]"
+# Well-known expressions that look around: pydantic's of a Decimal.
+_SAME = {r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)$"}
 # A character by its code, another escape, an opening bracket that negates, or any other bracket.
 _PIECE = re.compile(
     rf"\\x([0-9a-fA-F]{{2}})|\\u([0-9a-fA-F]{{4}})|\\[xu]\{{([0-9a-fA-F]+)\}}|\\.|\[\^\]?|[\[\]]"
@@ -39,6 +41,7 @@ def writable(pattern: str) -> str:
     backslashes for characters of each class that has all control characters: ``[^"]`` would allow
     ``\"``.
     """
+    pattern = _SAME.get(pattern, pattern)
     parts: list[str] = []
     at = depth = 0
     begin = -1  # where a class that does not negate begins

@@ -141,33 +141,31 @@ class Overlaps:
     def overlapping(self, parts: list[Any]) -> set[tuple[int, int]]:
         """Return which of several schemas may have values in common, by their indices, the smaller
         one first; maybe too many."""
-        if self._have_discriminator(parts):
-            return set()
         return {
             (i, j)
             for (i, one), (j, other) in combinations(enumerate(parts), 2)
             if not self.exclude_each_other(one, other)
         }
 
-    def _have_discriminator(self, parts: list[Any]) -> bool:
-        """Return whether all schemas are of objects with one property whose values differ."""
+    def discriminator(self, parts: list[Any]) -> str | None:
+        """Return the name of a property whose values tell schemas of objects apart, where it is
+        there; None if none is found. One that they require goes first."""
         if not all(self.types_of(part) <= {"object"} and isinstance(part, dict) for part in parts):
-            return False
-        first = [parts[0], *self._conjuncts_of(parts[0])] if parts else []
-        names = [n for each in first if isinstance(each, dict) for n in each.get("required") or ()]
-        return any(self._are_told_apart_by(name, parts) for name in names)
+            return None
+        first = self._with_properties(parts[0]) if parts else {}
+        names = [*(first.get("required") or ()), *(first.get("properties") or ())]
+        return next((name for name in names if self._are_told_apart_by(name, parts)), None)
+
+    def _with_properties(self, part: Schema) -> Schema:
+        found = self._resolve(part) if "$ref" in part and "properties" not in part else part
+        return found if isinstance(found, dict) else {}
 
     def _are_told_apart_by(self, name: str, parts: list[Schema]) -> bool:
         seen: set[str] = set()
         for part in parts:
-            each = part if "$ref" not in part or "properties" in part else self._resolve(part)
-            if not isinstance(each, dict) or name not in (each.get("required") or ()):
-                return False
-            values = self.values_of(_property(each, name))
-            if values is None:
-                return False
-            keys = set(map(key_of, values))
-            if keys & seen:
+            values = self.values_of(_property(self._with_properties(part), name))
+            keys = set(map(key_of, values or ()))
+            if not keys or keys & seen:
                 return False
             seen |= keys
         return True

@@ -501,7 +501,15 @@ class SchemaRewriter:
 
     def _exclusive(self, parts: list[Any], place: str) -> list[tuple[Any, int]]:
         """Return what satisfies just one of several schemas, with the index of that."""
-        overlapping = set() if self._is_lenient else self._overlaps.overlapping(parts)
+        if self._is_lenient:
+            return [(self.rewritten(each, f"{place}/{i}"), i) for i, each in enumerate(parts)]
+        if (name := self._overlaps.discriminator(parts)) is not None:
+            there = {"required": [name]}  # without it, several might hold
+            return [
+                (all_of([self.rewritten(each, f"{place}/{i}"), there]), i)
+                for i, each in enumerate(parts)
+            ]
+        overlapping = self._overlaps.overlapping(parts)
         found = []
         for i, one in enumerate(parts):
             conditions = [self.rewritten(one, f"{place}/{i}")]

@@ -69,6 +69,7 @@ SCHEMAS = {
     "oneOf types": {"oneOf": [{"type": "integer"}, {"type": "string"}]},
     "oneOf kinds": {"oneOf": [
         {"type": "object", "properties": each, "required": ["k", "v"]} for each in (KIND, OTHER)]},
+    "oneOf tags": {"oneOf": [{"type": "object", "properties": each} for each in (KIND, OTHER)]},
     "oneOf ranges": {"oneOf": [{"type": "number", "minimum": 2}, {"type": "number", "maximum": 3}]},
     "oneOf lengths": {"oneOf": [{"type": "string", "minLength": 2}, {"type": "string"}]},
     "oneOf enums": {"oneOf": [{"enum": [1, 2, "a"]}, {"enum": [2, 3, "a", []]}]},
