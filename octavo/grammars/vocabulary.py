@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +115,7 @@ class GrammarVocabulary:
         )
 
 
+@cache
 def byte_vocabulary() -> GrammarVocabulary:
     """Return the vocabulary of the bytes and of one token that ends an answer: it can write
     everything."""
