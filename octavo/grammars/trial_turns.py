@@ -26,7 +26,7 @@ LONG_CPU_SECONDS = 0.5
 # is too complex, and one that still waits behind others has come in vain.
 SECONDS = 1.8
 # Likewise, where other programs have the processors.
-PATIENCE = 6.0
+PATIENCE = 4.0
 _MAX_RUNNING = 2
 _MAX_LONG = 1  # of these: others do not wait for them
 
