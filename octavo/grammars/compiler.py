@@ -14,7 +14,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from octavo.base.errors import ConstraintError
+from octavo.base.errors import ConstraintError, QueueFullError
 from octavo.core.stats import ConstraintStats
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.grammars.explanations import explained
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 # Some limits are first met when a token has come: what is over them there is refused, too.
 _NUM_FIRST_TOKENS = 2
+
+# To have a constraint tried, where other programs have the processors.
+_MAX_ATTEMPTS = 5
 
 # What takes longer to compile is not compiled again in the engine's thread.
 _QUICK_SECONDS = 0.02
@@ -168,12 +171,17 @@ class GrammarCompiler:
 
     def _tried(self, asked: StructuredOutputs) -> _Tried | _Refused | None:
         """Return what a trial says; None if none is needed."""
-        if (trial := self.try_out(asked)) is None:
-            return None
-        try:
-            return _Tried(trial.result())
-        except ConstraintError as error:
-            return _Refused(error)
+        for attempt in range(_MAX_ATTEMPTS):
+            if (trial := self.try_out(asked)) is None:
+                break
+            try:
+                return _Tried(trial.result())
+            except ConstraintError as error:
+                return _Refused(error)
+            except QueueFullError:  # who calls this has time
+                if attempt == _MAX_ATTEMPTS - 1:
+                    raise
+        return None
 
     def _compile(
         self, asked: StructuredOutputs, known: _Tried | _Grammar | None

@@ -75,24 +75,24 @@ class MaskPreparation:
             tenant: who asks. Tenants take turns.
         """
         work = _Work(prepare, done)
-        if params.structured_outputs is None:
-            self._first.put(work)
-        else:
-            asked = StructuredOutputs.of(params.structured_outputs)
-            self._first.put(lambda: self._begin(asked, tenant, work))
+        self._first.put(lambda: self._begin(params.structured_outputs, tenant, work))
 
-    def _begin(self, asked: StructuredOutputs, tenant: str, work: _Work) -> None:
-        if self._grammars.is_compiled(asked):
+    def _begin(self, values: Any, tenant: str, work: _Work) -> None:
+        if values is None:
             work()
             return
         try:
-            trial = self._grammars.try_out(asked, tenant)
+            asked = StructuredOutputs.of(values)
+            is_compiled = self._grammars.is_compiled(asked)
+            trial = None if is_compiled else self._grammars.try_out(asked, tenant)
         except ENDINGS:
             raise
         except BaseException as error:
             work.done(error)
             return
-        if trial is None:
+        if is_compiled:
+            work()
+        elif trial is None:
             self._compile(asked, work)
         else:
             trial.add_done_callback(lambda trial: self._go_on(trial, asked, work))
