@@ -173,7 +173,9 @@ class TextEngine:
         grammar = None if asked is None else self.grammars.mask(StructuredOutputs.of(asked))
         budget, thought = params.thinking_token_budget, None
         if budget is not None:
-            thought = self.chat_templates.thought_budget(budget, prompt_token_ids, self.vocab_size)
+            thought = self.chat_templates.thought_budget(
+                budget, prompt_token_ids, self.vocab_size, params.thought_texts
+            )
         stop_token_ids = (*self.eos_token_ids, *params.stop_token_ids)
         return PreparedMask(
             create_mask(

@@ -227,6 +227,8 @@ class ConstraintFields(ConstrainedBody):
             if asked is not None:
                 yield asked
         if self.structured_outputs:
+            if "preamble" in self.structured_outputs:
+                raise InvalidRequestError("is no field of requests", "structured_outputs.preamble")
             value = StructuredOutputs.of(self.structured_outputs)
             yield AskedConstraint(value, f"structured_outputs.{value.constraint.kind}")
         for name, kind in _KINDS.items():

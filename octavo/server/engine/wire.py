@@ -69,6 +69,7 @@ from octavo.core.sampling_params import SamplingParams, SpeculativeParams
 from octavo.core.sink_window import SinkWindowRules
 from octavo.core.stats import StepStats
 from octavo.core.structured_outputs import StructuredOutputs
+from octavo.core.thought_texts import ThoughtTexts
 from octavo.server.engine.generation import EngineFacts, GenerationStats
 from octavo.serving.outputs import Delta
 
@@ -206,6 +207,8 @@ def params_to_dict(params: SamplingParams) -> dict[str, Any]:
         values["speculative"] = asdict(params.speculative)
     if isinstance(params.structured_outputs, StructuredOutputs):
         values["structured_outputs"] = params.structured_outputs.to_dict()
+    if isinstance(params.thought_texts, ThoughtTexts):
+        values["thought_texts"] = asdict(params.thought_texts)
     return values
 
 
