@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import sys
@@ -15,6 +16,8 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.grammars.compiler import GrammarCompiler
 from octavo.serving.text_engine import PreparedMask
+
+_log = logging.getLogger("octavo")
 
 _NICENESS = 2  # the engine's threads go first
 _QUICK_SECONDS = 0.05  # of a processor, to compile a grammar
@@ -45,7 +48,14 @@ class _Lane:
         if sys.platform == "linux":  # where a thread has a priority of its own
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while True:
-            self._work.get()()
+            work = self._work.get()
+            try:
+                work()
+            except ENDINGS:
+                raise
+            except BaseException:  # others wait for this thread
+                _log.exception("what a mask needs could not be made")
+            del work  # requests end
 
 
 class MaskPreparation:

@@ -131,6 +131,13 @@ def test_errors_come_as_they_are(masks):
     assert masks.next() == ("c", busy)
 
 
+def test_a_vocabulary_that_cannot_be_made_ends_nothing_else(masks):
+    masks.grammars.vocabulary = lambda: 1 / 0
+    masks.preparation.open_vocabulary()
+    masks.ask("a")
+    assert masks.next() == ("a", MASK)
+
+
 def test_trials_are_asked_for_in_the_name_of_a_tenant(masks):
     masks.ask("a", tenant="ann")
     masks.next()
