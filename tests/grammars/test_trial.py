@@ -195,7 +195,7 @@ def test_who_waits_for_a_mask_tries_again(trial):
 
     busy = Busy(trial)
     assert any(compiler_with(busy).mask(StructuredOutputs(regex="a")).bitmask())
-    assert busy.count == 3
+    assert busy.count >= 3
 
 
 def test_small_constraints_are_tried_only_where_that_is_asked_for(trial):
