@@ -41,7 +41,7 @@ from octavo.grammars.vocabulary import GrammarVocabulary
 LENGTH = struct.Struct(">I")
 
 # The engine goes first, but short trials must not starve, since good constraints need no other.
-_NICENESS = 2
+_NICENESS = 5
 _NICENESS_OF_LONG = 10
 _LOOK_SECONDS = 0.05  # between two looks at who is late
 
