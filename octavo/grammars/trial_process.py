@@ -43,7 +43,9 @@ from octavo.grammars.vocabulary import GrammarVocabulary
 
 LENGTH = struct.Struct(">I")
 
-_NICENESS = 2  # the engine goes first, but it must not starve
+# The engine goes first, but short trials must not starve, since good constraints need no other.
+_NICENESS = 5
+_NICENESS_OF_LONG = 10
 _LOOK_SECONDS = 0.05  # between two looks at who is late
 
 
@@ -220,6 +222,8 @@ def _work(trial: Trial, vocabulary: GrammarVocabulary, writing: int) -> None:
     """Answer a question in this process, within its bounds."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # how it ends is no news
     bound(trial.cpu_seconds)
+    if trial.is_long:
+        os.nice(_NICENESS_OF_LONG - _NICENESS)
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=_send_answer, args=(trial, vocabulary, writing))
     thread.start()
