@@ -33,8 +33,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--repeat", type=int, default=4)
     parser.add_argument("--lora-dtype", default="auto")
+    parser.add_argument("--threads", type=int)
     args = parser.parse_args()
-    llm = LLM(args.model, lora_memory="8GiB", max_loras=args.adapters, lora_dtype=args.lora_dtype)
+    llm = LLM(
+        args.model,
+        lora_memory="8GiB",
+        max_loras=args.adapters,
+        lora_dtype=args.lora_dtype,
+        threads=args.threads,
+    )
     with tempfile.TemporaryDirectory() as folder:
         loras = [
             LoRARequest(f"a{i}", i + 1, str(write(Path(folder) / f"{i}", llm, args.rank, i)))

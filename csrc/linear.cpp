@@ -317,8 +317,6 @@ class Linear {
     alignas(kLine) float values[2][kMaxTiles * kMostListedRows * kTile];
     const int blocks = last - first;
     if (any_remainders_ && listed_ != first) list_remainders(first, last);
-    if (loras_) loras_->fetch(u.segment, u.tile, u.tiles);
-    if (loras_ && is_gated(args_)) loras_->fetch(1, u.tile, u.tiles);
     // Remainders are few: it takes many rows to make a group's weights worth unpacking.
     const int together = any_remainders_ ? kTogether : 1;
     for (int from = first; from < last; from += together) {
@@ -327,6 +325,8 @@ class Linear {
       for (int b = from; b < to; b++) {
         const int64_t at = int64_t{first_row(b) - row} * u.tiles * kTile;
         fetch_residual(u, first_row(b), block_rows(b));
+        if (loras_) loras_->fetch(u.segment, u.tile, u.tiles, b - first, blocks);
+        if (loras_ && is_gated(args_)) loras_->fetch(1, u.tile, u.tiles, b - first, blocks);
         multiply(u.segment, u, b, ahead, 0, b - first, blocks, values[0] + at);
         if (is_gated(args_)) multiply(1, u, b, ahead, 1, b - first, blocks, values[1] + at);
       }

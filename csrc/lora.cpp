@@ -19,8 +19,9 @@ constexpr int kBlockRows = 4;
 // Tiles of A that a block of rows is multiplied with at once.
 constexpr int kPanel = simd::kNumRegisters >= 32 ? 4 : 1;
 constexpr int kMostFetched = 32;  // lines of B of one adapter
+constexpr int64_t kAhead = 2048;   // bytes of A
 
-int64_t value_bytes(int format) { return format == OCT_BF16 ? 2 : 4; }
+constexpr int64_t value_bytes(int format) { return format == OCT_BF16 ? 2 : 4; }
 
 template <int kFormat>
 OCT_INLINE F32 load_at(const void* values, int64_t i) {
@@ -43,6 +44,13 @@ float value_at(const void* values, int64_t i) {
   }
 }
 
+// Fetch what is read some steps later: the hardware prefetcher stops at the end of each page.
+template <int kFormat>
+OCT_INLINE void fetch_ahead(const void* values, int64_t at) {
+  const int64_t byte = at * value_bytes(kFormat);
+  if (byte % 64 == 0) simd::prefetch(static_cast<const uint8_t*>(values) + byte + kAhead);
+}
+
 // Products of kRows rows x [kRows][ldx] with kTiles tiles of A from `tile` on, scaled.
 template <int kFormat, int kRows, int kTiles>
 void multiply(const oct_lora_site& site, int k, int tile, const float* x, int64_t ldx,
@@ -55,7 +63,9 @@ void multiply(const oct_lora_site& site, int k, int tile, const float* x, int64_
     F32 a[kTiles];
 #pragma GCC unroll 4
     for (int t = 0; t < kTiles; t++) {
-      a[t] = load_at<kFormat>(site.a, (int64_t{tile + t} * k + i) * kTile);
+      const int64_t at = (int64_t{tile + t} * k + i) * kTile;
+      a[t] = load_at<kFormat>(site.a, at);
+      fetch_ahead<kFormat>(site.a, at);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; r++) {
@@ -90,29 +100,52 @@ Multiply with_tiles(int rows, int tiles) {
   return with_rows<kFormat, kTiles>(rows);
 }
 
-// The sum over j of sums[j] * B[tile][j], in two chains: even and odd j.
-template <int kFormat>
-OCT_INLINE F32 expand(const oct_lora_segment& segment, int tile, const float* sums) {
+// The sum over j of sums[r][j] * B[tile][j] of kRows rows, in two chains: even and odd j.
+template <int kFormat, int kRows>
+OCT_INLINE void expand(const oct_lora_segment& segment, int tile, const float* const* sums,
+                       F32* out) {
   const int64_t at = int64_t{tile} * segment.rank * kTile;
-  F32 even = simd::zero(), odd = simd::zero();
+  F32 even[kRows], odd[kRows];
+  for (int r = 0; r < kRows; r++) even[r] = odd[r] = simd::zero();
   int j = 0;
   for (; j + 2 <= segment.rank; j += 2) {
-    even = simd::fma(load_at<kFormat>(segment.b, at + j * kTile), simd::set1(sums[j]), even);
-    odd = simd::fma(load_at<kFormat>(segment.b, at + (j + 1) * kTile), simd::set1(sums[j + 1]), odd);
+    const F32 b = load_at<kFormat>(segment.b, at + j * kTile);
+    const F32 next = load_at<kFormat>(segment.b, at + (j + 1) * kTile);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; r++) {
+      even[r] = simd::fma(b, simd::set1(sums[r][j]), even[r]);
+      odd[r] = simd::fma(next, simd::set1(sums[r][j + 1]), odd[r]);
+    }
   }
   if (j < segment.rank) {
-    even = simd::fma(load_at<kFormat>(segment.b, at + j * kTile), simd::set1(sums[j]), even);
+    const F32 b = load_at<kFormat>(segment.b, at + j * kTile);
+    for (int r = 0; r < kRows; r++) even[r] = simd::fma(b, simd::set1(sums[r][j]), even[r]);
   }
-  return simd::add(even, odd);
+  for (int r = 0; r < kRows; r++) out[r] = simd::add(even[r], odd[r]);
 }
 
-template <int kFormat>
-void add_row(const oct_lora_segment& segment, int tile, int tiles, const float* sums,
-             float* products) {
+// Add to the products of kRows rows with one adapter, wherever these rows are.
+template <int kFormat, int kRows>
+void add_rows(const oct_lora_segment& segment, int tile, int tiles, const float* const* sums,
+              float* const* products) {
   for (int t = 0; t < tiles; t++) {
-    float* at = products + t * kTile;
-    simd::store(at, simd::add(simd::load(at), expand<kFormat>(segment, tile + t, sums)));
+    F32 changes[kRows];
+    expand<kFormat, kRows>(segment, tile + t, sums, changes);
+    for (int r = 0; r < kRows; r++) {
+      float* at = products[r] + t * kTile;
+      simd::store(at, simd::add(simd::load(at), changes[r]));
+    }
   }
+}
+
+using AddRows = void (*)(const oct_lora_segment&, int, int, const float* const*, float* const*);
+
+template <int kFormat, int kRows = kBlockRows>
+AddRows adder(int rows) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return adder<kFormat, kRows - 1>(rows);
+  }
+  return add_rows<kFormat, kRows>;
 }
 
 template <int kFormat>
@@ -122,8 +155,11 @@ void add_embedding_of(const oct_lora_site& site, int token, float scale, int wid
   for (int j = 0; j < segment.rank; j++) {
     sums[j] = value_at<kFormat>(site.a, int64_t{token} * site.rows + j) * site.scales[j];
   }
+  const float* const of_row = sums;
   for (int i = 0; i < width; i += kTile) {
-    const F32 change = simd::mul(expand<kFormat>(segment, i / kTile, sums), simd::set1(scale));
+    F32 change;
+    expand<kFormat, 1>(segment, i / kTile, &of_row, &change);
+    change = simd::mul(change, simd::set1(scale));
     const int n = std::min(kTile, width - i);
     simd::store_first(x + i, simd::add(simd::load_first(x + i, n), change), n);
   }
@@ -250,11 +286,12 @@ bool LoraSums::compute(const StepLoras& loras, const LoraRows& rows, int site,
   return worker.barrier();
 }
 
-void LoraSums::fetch(int segment, int tile, int tiles) const {
-  for (int b = 0, last = -1; b < rows_->num_blocks(); b++) {
+void LoraSums::fetch(int segment, int tile, int tiles, int part, int parts) const {
+  for (int b = 0, last = -1, number = 0; b < rows_->num_blocks(); b++) {
     const int lora = rows_->block(b).lora;
     if (lora == last) continue;
     last = lora;
+    if (number++ % parts != part) continue;
     const oct_lora_segment& here = segment_of(lora, segment);
     if (here.b == nullptr) continue;
     const int64_t tile_bytes = here.rank * kTile * value_bytes(loras_->lora(lora).format);
@@ -265,20 +302,34 @@ void LoraSums::fetch(int segment, int tile, int tiles) const {
 }
 
 void LoraSums::add(int segment, int tile, int tiles, int first, int count, float* products) const {
-  for (int r = 0; r < count; r++) {
-    const int place = rows_->place_of(first + r);
-    if (place < 0) continue;
-    const int lora = rows_->lora_of(first + r);
-    const oct_lora_segment& here = segment_of(lora, segment);
-    if (here.b == nullptr || loras_->lora(lora).sites[site_].a == nullptr) continue;
-    const float* sums = sums_ + place * stride_ + here.first;
-    float* at = products + static_cast<int64_t>(r) * tiles * kTile;
-    if (loras_->lora(lora).format == OCT_BF16) {
-      add_row<OCT_BF16>(here, tile, tiles, sums, at);
-    } else {
-      add_row<OCT_F32>(here, tile, tiles, sums, at);
+  // Where all rows are here, they are taken adapter by adapter; else most have another one each.
+  if (first == 0 && count == rows_->size()) {
+    for (int b = 0; b < rows_->num_blocks(); b++) {
+      add_block(segment, tile, tiles, rows_->block(b), 0, products);
     }
+    return;
   }
+  for (int r = first; r < first + count; r++) {
+    const int place = rows_->place_of(r);
+    if (place < 0) continue;
+    add_block(segment, tile, tiles, {place, 1, rows_->lora_of(r)}, first, products);
+  }
+}
+
+void LoraSums::add_block(int segment, int tile, int tiles, const LoraRows::Block& block, int first,
+                         float* products) const {
+  const oct_lora_segment& here = segment_of(block.lora, segment);
+  if (here.b == nullptr || loras_->lora(block.lora).sites[site_].a == nullptr) return;
+  const float* sums[kBlockRows];
+  float* at[kBlockRows];
+  for (int r = 0; r < block.count; r++) {
+    const int place = block.begin + r;
+    sums[r] = sums_ + place * stride_ + here.first;
+    at[r] = products + int64_t{rows_->row_at(place) - first} * tiles * kTile;
+  }
+  const bool is_bf16 = loras_->lora(block.lora).format == OCT_BF16;
+  const AddRows add = is_bf16 ? adder<OCT_BF16>(block.count) : adder<OCT_F32>(block.count);
+  add(here, tile, tiles, sums, at);
 }
 
 void add_embedding(const oct_lora& lora, int site, int token, float scale, int width, float* x) {

@@ -35,7 +35,8 @@ class LoraRows {
   };
   int num_blocks() const { return num_blocks_; }
   const Block& block(int i) const { return blocks_[i]; }
-  int count() const { return count_; }                          // rows that have an adapter
+  int size() const { return num_rows_; }
+  int count() const { return count_; }                           // rows that have an adapter
   int row_at(int place) const { return numbers_[place]; }        // they are sorted by adapter
   int place_of(int row) const { return numbers_[num_rows_ + row]; }  // -1: it has none
   int lora_of(int row) const { return numbers_[2 * num_rows_ + row]; }
@@ -70,12 +71,14 @@ class LoraSums {
   // linear. False once the call is aborted.
   bool compute(const StepLoras& loras, const LoraRows& rows, int site, const oct_linear_args& args,
                const Worker& worker);
-  // Fetch the part of B that `add` reads next.
-  void fetch(int segment, int tile, int tiles) const;
+  // Fetch what `add` reads next of B, a part of it at a time: of some adapters.
+  void fetch(int segment, int tile, int tiles, int part, int parts) const;
   // Add to products [rows][tiles][16] of rows from `first` on, and of tiles from `tile` on.
   void add(int segment, int tile, int tiles, int first, int count, float* products) const;
 
  private:
+  void add_block(int segment, int tile, int tiles, const LoraRows::Block& block, int first,
+                 float* products) const;
   const oct_lora_segment& segment_of(int lora, int segment) const {
     return loras_->lora(lora).sites[site_].segments[segment];
   }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.cli import terminal
-from octavo.cli.engine_flags import add_engine_flags, engine_kwargs
+from octavo.cli.engine_flags import LORA_SETTINGS, add_engine_flags, engine_kwargs
 from octavo.cli.flags import add_json_flag
 from octavo.settings.engine import EngineArgs
 
@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="alias, folder, .gguf file or hub id")
     parser.add_argument("out", metavar="OUT", help="the folder to make")
     add_json_flag(parser)
-    add_engine_flags(parser)
+    add_engine_flags(parser, skip=LORA_SETTINGS)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,7 +17,12 @@ from octavo.agents.toolbox import Toolbox, ToolResult
 from octavo.base.errors import ChatTemplateError, OctavoError
 from octavo.chat_formats.messages import MessageDelta, ParsedMessage, ToolCall
 from octavo.cli import chat_input, chat_tools, results, terminal
-from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
+from octavo.cli.engine_flags import (
+    add_engine_flags,
+    add_model_argument,
+    answering_adapter,
+    engine_kwargs,
+)
 from octavo.cli.flags import add_value
 from octavo.cli.generate import OFTEN, load
 from octavo.cli.parser import did_you_mean, near
@@ -63,7 +68,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     sampling = sampling_fields(args)
-    with chat_tools.open_toolbox(args) as toolbox, load(args.model, engine_kwargs(args)) as llm:
+    engine = engine_kwargs(args)
+    lora = answering_adapter(engine)
+    with chat_tools.open_toolbox(args) as toolbox, load(args.model, engine) as llm:
         if not llm.has_chat_template:
             raise ChatTemplateError(
                 f"{args.model} has no chat template: use `octavo generate --raw`, or a model that "
@@ -72,7 +79,9 @@ def run(args: argparse.Namespace) -> int:
         params = base_params(llm, **DEFAULTS | sampling)
         calls = chat_tools.Calls(asks=not args.yes)
         conversation = Conversation(
-            llm, params, args.system, toolbox, calls, max_turns=args.max_tool_turns
+            *(llm, params, args.system, toolbox, calls),
+            max_turns=args.max_tool_turns,
+            lora=lora,
         )
         if sys.stdin.isatty():
             terminal.say(f"{args.model}. /help lists the commands, Ctrl-D ends.")
@@ -94,6 +103,7 @@ class Conversation:
         calls: chat_tools.Calls,
         *,
         max_turns: int,
+        lora: dict[str, Any] | None = None,
     ):
         self.llm = llm
         self.params = params
@@ -101,6 +111,7 @@ class Conversation:
         self.toolbox = toolbox
         declared = [tool.to_dict() for tool in toolbox.tools]
         self._tools: dict[str, Any] = {"tools": declared} if declared else {}
+        self._lora = lora or {}
         self.calls = calls
         self.max_turns = max_turns
         self.last: RequestOutput | None = None
@@ -150,7 +161,9 @@ class Conversation:
         end: str | None = None
         try:
             with _interrupt_flag() as interrupted:
-                stream = self.llm.stream_chat(self.messages, self.params, **self._tools)
+                stream = self.llm.stream_chat(
+                    self.messages, self.params, **self._tools, **self._lora
+                )
                 for chunk in stream:
                     delta = MessageDelta(chunk.reasoning, chunk.content, list(chunk.tool_calls))
                     answer.add(delta)

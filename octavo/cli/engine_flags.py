@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 import types
 import typing
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from octavo.base.errors import ConfigError
@@ -19,12 +19,18 @@ from octavo.cli import UsageError
 from octavo.cli.flags import number_of_ranks
 from octavo.cli.parser import rarely
 from octavo.hub import DEFAULT_MODEL
+from octavo.lora.limits import named_adapters
+from octavo.lora.request import LoRARequest
 from octavo.settings.engine import EngineArgs, parse_bytes
 from octavo.settings.replica_range import parse_replicas
 
 # Settings that are sizes in bytes.
 _SIZES = (
     *("kv_cache_memory", "kv_buffer_size", "response_cache", "max_unread_bytes", "lora_memory"),
+)
+# Settings about adapters, for commands whose requests have none.
+LORA_SETTINGS = frozenset(
+    ("enable_lora", "lora", "max_loras", "max_lora_rank", "lora_memory", "lora_dtype")
 )
 # Settings of an engine that are in the short help of commands.
 _OFTEN = (*("device", "kv_cache_dtype", "max_model_len", "max_num_seqs", "spec_method", "threads"),)
@@ -59,6 +65,15 @@ def add_engine_flags(
 def engine_kwargs(args: argparse.Namespace) -> dict[str, Any]:
     """The keyword arguments for ``LLM`` that the user gave. Raises UsageError for a bad value."""
     return given_settings(args, EngineArgs)
+
+
+def answering_adapter(engine: Mapping[str, Any]) -> dict[str, LoRARequest]:
+    """Return what calls of `LLM` are told of the adapter that answers a command's prompts: that of
+    ``--lora``, if it is given. UsageError if there are several."""
+    named = named_adapters(engine.get("lora", ()))
+    if len(named) > 1:
+        raise UsageError("--lora: give the one adapter that is to answer; a server can have many")
+    return {"lora_request": named[0]} if named else {}
 
 
 def add_flags(

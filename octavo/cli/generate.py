@@ -6,7 +6,12 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli import UsageError, results, terminal
-from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
+from octavo.cli.engine_flags import (
+    add_engine_flags,
+    add_model_argument,
+    answering_adapter,
+    engine_kwargs,
+)
 from octavo.cli.flags import add_json_flag, add_switch, add_value, read_text
 from octavo.cli.sampling_flags import add_sampling_flags, base_params, sampling_fields
 from octavo.core.sampling_params import SamplingParams
@@ -23,6 +28,7 @@ examples:
   octavo generate --prompt "Why is the sky blue?"
   octavo generate gemma3-270m --raw --prompt "The sea is" --max-tokens 32 --temperature 0
   octavo generate ./model.gguf --prompt-file question.txt --seed 1 --n 3
+  octavo generate --lora sql=adapters/sql --prompt "All customers of March:"
   git diff | octavo generate - --system "Summarise this change in one sentence."
   octavo generate --prompt "One" --prompt "Two" --json | jq '.outputs[].outputs[].text'
 """
@@ -67,16 +73,18 @@ def run(args: argparse.Namespace) -> int:
     sampling = sampling_fields(args)
     if args.raw and args.system is not None:
         raise UsageError("--system needs a chat template, and --raw goes without one")
-    with load(args.model, engine_kwargs(args)) as llm:
+    engine = engine_kwargs(args)
+    lora = answering_adapter(engine)
+    with load(args.model, engine) as llm:
         params = base_params(llm, **DEFAULTS | sampling)
         use_chat = not args.raw and (args.chat or args.system is not None or llm.has_chat_template)
         inputs = [_messages(text, args.system) for text in prompts] if use_chat else prompts
         if args.json:
-            outputs = _answer_all(llm, inputs, params, use_chat)
+            outputs = _answer_all(llm, inputs, params, lora, use_chat)
             return _print_json(args.model, llm, prompts, params, outputs)
         if len(inputs) == 1 and params.num_samples == 1:
-            return _stream_one(llm, inputs[0], params, use_chat)
-        return _print_all(prompts, _answer_all(llm, inputs, params, use_chat))
+            return _stream_one(llm, inputs[0], params, lora, use_chat)
+        return _print_all(prompts, _answer_all(llm, inputs, params, lora, use_chat))
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
@@ -109,19 +117,25 @@ def _messages(prompt: str, system: str | None) -> list[dict[str, str]]:
 
 
 def _answer_all(
-    llm: LLM, inputs: list[Any], params: SamplingParams, use_chat: bool
+    llm: LLM,
+    inputs: list[Any],
+    params: SamplingParams,
+    lora: dict[str, Any],
+    use_chat: bool,
 ) -> list[RequestOutput]:
     answer = llm.chat if use_chat else llm.generate
-    outputs: list[RequestOutput] = answer(inputs, params, use_tqdm=terminal.can_animate())
+    outputs: list[RequestOutput] = answer(inputs, params, use_tqdm=terminal.can_animate(), **lora)
     return outputs
 
 
-def _stream_one(llm: LLM, prompt: Any, params: SamplingParams, use_chat: bool) -> int:
+def _stream_one(
+    llm: LLM, prompt: Any, params: SamplingParams, lora: dict[str, Any], use_chat: bool
+) -> int:
     """Text to stdout as it comes, figures to stderr when it ends."""
     stream = llm.stream_chat if use_chat else llm.stream
     output = None
     writer = terminal.AnswerWriter()
-    for chunk in stream(prompt, params):
+    for chunk in stream(prompt, params, **lora):
         writer.write(chunk.text)
         output = chunk.output
     writer.end()

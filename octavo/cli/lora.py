@@ -19,7 +19,7 @@ Hugging Face's folders runs it, and octavo quantize makes it smaller.
 
 examples:
   octavo lora merge smollm2-135m adapters/sql merged
-  octavo lora merge smollm2-135m adapters/sql merged --dtype float32 --json
+  octavo lora merge smollm2-135m adapters/sql merged-float32 --dtype float32 --json
 """
 
 COMMANDS = {

@@ -1,4 +1,4 @@
-"""The adapter of a request, as callers name it."""
+"""The adapter of a request, as callers name it and as a server knows it."""
 
 from __future__ import annotations
 
@@ -36,3 +36,20 @@ class LoRARequest:
         if not isinstance(self.lora_path, str | Path) or not str(self.lora_path):
             raise InvalidRequestError(f"must be a folder, not {self.lora_path!r:.80}", "lora_path")
         object.__setattr__(self, "lora_path", str(self.lora_path))
+
+
+@dataclass(frozen=True, slots=True)
+class ServedLora:
+    """An adapter under the name that clients give it; ``digest`` is that of its files."""
+
+    request: LoRARequest
+    digest: str
+
+    @property
+    def name(self) -> str:
+        return self.request.lora_name
+
+    def to_list(self) -> list[str | int]:
+        """Return what an engine is told of it."""
+        request = self.request
+        return [request.lora_name, request.lora_int_id, request.lora_path, self.digest]

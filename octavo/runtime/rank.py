@@ -80,6 +80,7 @@ class Rank:
         self._depths: set[int] = set()
         self._ledger: MemoryLedger | None = None  # of a GPU, once the KV pool exists
         self.followers: Closable | None = None  # processes of the other ranks
+        self.lora_dtype = "auto"  # of adapters, as it was asked for
 
     @classmethod
     def load(
@@ -250,6 +251,7 @@ class Rank:
                 f"adapters: {path} is an engine folder; load the model that it was made from"
             )
         loras = self.forward.open_loras(dtype)
+        self.lora_dtype = dtype
         is_gguf = path.is_file() and begins_as_gguf(path)
         return LoraPool(AdaptableModel(self.model_config, loras.shapes, is_gguf), loras, limits)
 

@@ -168,11 +168,11 @@ def _load_engine(
     # A drafter's own KV is of the requests of all ranks.
     of_all = replace(limits, num_blocks=config.cache.num_blocks)
     proposer = drafter.start(of_all) if drafter is not None else None
+    adapters = _open_adapters(args, rank)
     store, peers = _open_store(config, ranks, rank, model_config, source.path, transfer)
     executor: Executor = rank
     if around_executor is not None:
         executor = around_executor(executor)
-    adapters = _open_adapters(args, rank)
     chunks = stage_seconds(rank, model_config, spec.device)
     engine = build_engine(
         *(config, executor),
@@ -415,7 +415,9 @@ class _KVContent(NamedTuple):
     @property
     def _kernels(self) -> tuple[object, ...]:
         spec = self.spec
-        return self.rank.kernels, self.rank.isa, spec.device, spec.dtype, spec.activations
+        of_loras = () if self.rank.lora_dtype == "auto" else (f"lora {self.rank.lora_dtype}",)
+        kernels = self.rank.kernels, self.rank.isa
+        return *kernels, spec.device, spec.dtype, spec.activations, *of_loras
 
     @property
     def _kept(self) -> tuple[object, ...]:

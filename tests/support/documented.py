@@ -14,6 +14,8 @@ import re
 import shlex
 from pathlib import Path
 
+from made_adapters import write_adapter
+
 from octavo import cli
 from octavo.hub import CATALOG, DEFAULT_MODEL
 
@@ -63,6 +65,8 @@ def fill_workbench(folder: Path, model: Path, gguf: Path) -> None:
     """Every file that a documented command reads, small, in ``folder``."""
     for name in FOLDERS:
         (folder / name).symlink_to(model)
+    for name in ("sql", "poems"):
+        write_adapter(folder / "adapters" / name, model)
     for name in GGUF_FILES:
         (folder / name).symlink_to(gguf)
     for name in ("wiki.test.raw", "README.md", "chats.txt"):

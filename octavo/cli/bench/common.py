@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.base.errors import ConfigError
 from octavo.cli import terminal
-from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
+from octavo.cli.engine_flags import (
+    LORA_SETTINGS,
+    add_engine_flags,
+    add_model_argument,
+    engine_kwargs,
+)
 from octavo.cli.flags import add_json_flag, add_number, add_value
 from octavo.settings.engine import EngineArgs
 
@@ -41,7 +46,7 @@ def add_benchmark_arguments(
     add_output_flags(parser)
     if plot:
         add_plot_flag(parser)
-    add_engine_flags(parser, skip=skip, often=OFTEN)
+    add_engine_flags(parser, skip={*skip, *LORA_SETTINGS}, often=OFTEN)
 
 
 def add_output_flags(parser: argparse.ArgumentParser) -> None:

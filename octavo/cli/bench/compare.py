@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench.common import add_output_flags, report
-from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
+from octavo.cli.engine_flags import (
+    LORA_SETTINGS,
+    add_engine_flags,
+    add_model_argument,
+    engine_kwargs,
+)
 from octavo.cli.flags import add_number, add_value
 
 if TYPE_CHECKING:
@@ -58,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--dir", type=Path, help="where the peers are set up (default: ~/.cache/octavo-peers)"
     )
     add_output_flags(parser)
-    add_engine_flags(parser)
+    add_engine_flags(parser, skip=LORA_SETTINGS)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,7 +14,13 @@ from octavo.bench.serving.serve_config import (
 )
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
-from octavo.cli.engine_flags import add_engine_flags, add_flags, engine_kwargs, given_settings
+from octavo.cli.engine_flags import (
+    LORA_SETTINGS,
+    add_engine_flags,
+    add_flags,
+    engine_kwargs,
+    given_settings,
+)
 from octavo.cli.flags import add_json_flag, add_value, as_command_line
 from octavo.cli.parser import rarely
 from octavo.hub import DEFAULT_MODEL
@@ -76,7 +82,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
                 help=each.metadata["help"],
             )
     rarely(parser, "--metadata", "--goodput", "--plot", "--output")
-    add_engine_flags(parser, skip={"seed"}, often=("threads",))
+    add_engine_flags(parser, skip={"seed", *LORA_SETTINGS}, often=("threads",))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ from octavo.core.pooling_params import PoolingInput
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sink_window import SinkWindowRules
 from octavo.core.stats import StepStats
-from octavo.server.engine.served_loras import ServedLora
+from octavo.lora.request import ServedLora
 from octavo.server.engine.unread_output import UnreadOutputMemory, bytes_of
 from octavo.serving.outputs import Delta
 

@@ -8,33 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.base.errors import ConfigError, InvalidRequestError
-from octavo.lora.request import LoRARequest
+from octavo.lora.request import LoRARequest, ServedLora
 
 if TYPE_CHECKING:
     from octavo.models.config import ModelConfig
     from octavo.server.engine.generation import EngineFacts
-
-
-@dataclass(frozen=True, slots=True)
-class ServedLora:
-    """An adapter under the name that clients give it; ``digest`` is that of its files."""
-
-    request: LoRARequest
-    digest: str
-
-    @property
-    def name(self) -> str:
-        return self.request.lora_name
-
-    def to_list(self) -> list[str | int]:
-        """Return what an engine is told of it."""
-        request = self.request
-        return [request.lora_name, request.lora_int_id, request.lora_path, self.digest]
 
 
 class ServedLoras:
