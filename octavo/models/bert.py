@@ -79,7 +79,7 @@ def _names(prefix: str) -> HFNames:
 
 
 def _from_hf(fields: Fields, config: ModelConfig, first_position: int = 0) -> dict[str, Any]:
-    """What all of them have; positions begin at a row of their table."""
+    """Return what all of them have; positions begin at a row of their table."""
     rows = config.max_position
     if rows <= first_position:
         raise fields.error("max_position_embeddings", f"{rows} rows, of which none is a position")
