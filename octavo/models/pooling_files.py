@@ -139,6 +139,18 @@ def pooling_of_gguf(
     return Pooling(methods=("last",), source="the default of decoders") if is_asked else None
 
 
+def gguf_pooling_type(pooling: Pooling, name: str) -> int:
+    """Return ``pooling_type`` of a GGUF file; UnsupportedModelError if none says what ``pooling``
+    does."""
+    for number, method in _GGUF_METHODS.items():
+        if pooling.methods == (method,) and not pooling.stages and not pooling.is_classifier:
+            return number
+    raise UnsupportedModelError(
+        f"{name}: a GGUF file cannot say how it pools ({pooling.source}): it has the mean, the first "
+        "or the last token, and nothing behind that"
+    )
+
+
 def with_method(pooling: Pooling, method: str | None) -> Pooling:
     """Return ``pooling`` with the method that a user asks for in place of that of the files."""
     if method is None:
