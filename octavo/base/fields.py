@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from reprlib import repr as shown  # short, whatever the value is
 from typing import Any
@@ -183,10 +183,15 @@ class GGUFFields(Fields):
         values: Mapping[str, Any],
         prefix: str,
         names: Mapping[str, str],
-        tensors: Collection[str],
+        tensors: Mapping[str, Any],
     ):
         super().__init__(path, values, prefix, names)
         self._tensors = tensors
+
+    def num_rows(self, tensor: str) -> int:
+        """Return the rows of a tensor; 0 if the file has none of this name."""
+        found = self._tensors.get(tensor)
+        return 0 if found is None else int(found.shape[0])
 
     def has_in_a_layer(self, tensor: str) -> bool:
         """Return whether any layer has a tensor such as ``attn_q.bias``."""

@@ -46,7 +46,7 @@ class PoolingParams:
 
 @dataclass(frozen=True, slots=True)
 class PoolingInput:
-    """What makes a request one whose result is a vector.
+    """Marks a request as one whose result is a vector, and says of what.
 
     Args:
         token_types: for each token, which of two texts it is of: 0 or 1; empty: all are 0.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from octavo.base.errors import UnsupportedModelError
 from octavo.cost.mixers import Attention, LatentAttention, Mixer
 from octavo.cost.mlps import DenseMlp, ExpertMlp, Mlp
 from octavo.cost.model_spec import LayerSpec, ModelSpec
@@ -19,7 +20,7 @@ from octavo.layers.gated_attention import GatedAttention
 from octavo.layers.module import Module, named_parameters
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import DecoderForCausalLM
-from octavo.models.registry import model_class
+from octavo.models.registry import is_encoder, model_class
 
 _MIXERS = (
     *(attention.Attention, latent_attention.LatentAttention, recurrent.ShortConv),
@@ -30,8 +31,13 @@ _MLPS = (mlp.GatedMLP, mlp.PlainMLP, experts.ExpertMLPs)
 
 
 def spec_of_config(config: ModelConfig) -> ModelSpec:
-    """The shape of a model that octavo runs."""
+    """The shape of a model that octavo runs; UnsupportedModelError for an encoder."""
     model = model_class(config.architecture)
+    if is_encoder(config.architecture):
+        raise UnsupportedModelError(
+            f"{config.name} is an encoder ({config.architecture}), which generates nothing: plans "
+            "are for models that generate"
+        )
     assert issubclass(model, DecoderForCausalLM), model
     kinds: dict[tuple[object, ...], LayerSpec] = {}
     layers = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.base.fields import Fields
+from octavo.base.fields import Fields, GGUFFields
 from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.mlp import PlainMLP
 from octavo.layers.module import Module
@@ -79,20 +79,37 @@ def _names(prefix: str) -> HFNames:
 
 
 def _from_hf(fields: Fields, config: ModelConfig, first_position: int = 0) -> dict[str, Any]:
-    """What all of them have; positions begin at a row of their table."""
+    """Return what all of them have; positions begin at a row of their table."""
     rows = config.max_position
     if rows <= first_position:
         raise fields.error("max_position_embeddings", f"{rows} rows, of which none is a position")
+    return {
+        **_of_all(config),
+        "learned_positions": rows,
+        "max_position": rows - first_position,
+        "token_types": fields.integer("type_vocab_size", minimum=0, maximum=1 << 16),
+    }
+
+
+def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
+    # Files of RoBERTa have the rows of its table from the first position on.
+    assert isinstance(fields, GGUFFields)
+    return {
+        **_of_all(config),
+        "activation": "gelu",
+        "learned_positions": config.max_position,
+        "token_types": fields.num_rows("token_types.weight"),
+    }
+
+
+def _of_all(config: ModelConfig) -> dict[str, Any]:
     return {
         "bidirectional": True,
         "attention_bias": True,
         "attention_output_bias": True,
         "mlp_bias": True,
         "num_kv_heads": config.num_heads,
-        "learned_positions": rows,
-        "max_position": rows - first_position,
         "unrotated_layers": tuple(range(config.num_layers)),
-        "token_types": fields.integer("type_vocab_size", minimum=0, maximum=1 << 16),
     }
 
 
@@ -157,7 +174,11 @@ BERT = Family(
     architecture="BertModel",
     model_type="bert",
     model=BertModel,
+    gguf="bert",
     hf_names=_names("bert."),
+    gguf_names=_GGUF_NAMES,
+    gguf_fields={"attention.layer_norm_rms_epsilon": "attention.layer_norm_epsilon"},
+    gguf_ignored={"attention.causal": only(False), "pooling_type": always},
     hf_fields=_FIELDS,
     hf_defaults=_DEFAULTS,
     hf_ignored=_IGNORED,
@@ -167,6 +188,8 @@ BERT = Family(
         "type_vocab_size": config.token_types,
         "max_position_embeddings": config.learned_positions,
     },
+    from_gguf=_from_gguf,
+    to_gguf=lambda config: {"attention.causal": False},
 )
 
 ROBERTA = Family(

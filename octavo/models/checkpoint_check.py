@@ -18,7 +18,8 @@ from octavo.base.errors import ModelError
 from octavo.layers.module import named_parameters
 from octavo.models.checkpoint import Checkpoint, TensorEntry, open_checkpoint
 from octavo.models.config import HEAD, ModelConfig
-from octavo.models.registry import model_class
+from octavo.models.pooling_files import pooling_of_checkpoint
+from octavo.models.registry import is_encoder, model_class
 from octavo.models.tensor_map import TensorSource, sources
 from octavo.quantization.ggml_types import FLOAT_TYPES, READABLE_TYPES
 
@@ -84,12 +85,14 @@ def inspect_model(path: str | Path) -> ModelReport:
 def _problems(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[Problem]:
     model = model_class(config.architecture)(config)
     wanted = {name: parameter.shape for name, parameter in named_parameters(model)}
-    if config.tie_embeddings:
-        del wanted[HEAD]
+    pooling = pooling_of_checkpoint(checkpoint, is_encoder=is_encoder(config.architecture))
+    if config.tie_embeddings or pooling is not None:
+        wanted.pop(HEAD, None)
+    of_others = set() if pooling is None else {HEAD, *pooling.tensors}
     found: dict[str, str] = {}
     for name, source in sources(checkpoint, config):
         entry = checkpoint.tensors[source.tensor]
-        if name is None:
+        if name is None or not of_others.isdisjoint((name, source.tensor)):
             continue
         if name not in wanted:
             reason = f"a {config.architecture} like this has no {name}"

@@ -31,7 +31,8 @@ from octavo.models.config_to_gguf import check_gguf_config, gguf_config, rewritt
 from octavo.models.gguf_writer import TensorToWrite, write_gguf
 from octavo.models.llama_cpp import unlike_in_llama_cpp
 from octavo.models.parameters import FileTensor, Parameters
-from octavo.models.registry import family_of
+from octavo.models.pooling_files import gguf_pooling_type, pooling_of_checkpoint
+from octavo.models.registry import family_of, gguf_architecture, is_encoder
 from octavo.quantization.base import float_bytes
 from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType, block_shape, row_bytes
 
@@ -141,7 +142,16 @@ def _metadata(parameters: Parameters) -> dict[str, Any]:
 
     config = parameters.config
     tokenizer = tokenizer_metadata(checkpoint.path, config.vocab_size)
-    return {**gguf_config(config), **tokenizer, **_token_ids(config, tokenizer)}
+    pooling = _pooling_entry(checkpoint, config)
+    return {**gguf_config(config), **pooling, **tokenizer, **_token_ids(config, tokenizer)}
+
+
+def _pooling_entry(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, int]:
+    """Metadata on how a folder's model pools, if it does."""
+    pooling = pooling_of_checkpoint(checkpoint, is_encoder=is_encoder(config.architecture))
+    if pooling is None:
+        return {}
+    return {f"{gguf_architecture(config)}.pooling_type": gguf_pooling_type(pooling, config.name)}
 
 
 def _token_ids(config: ModelConfig, tokenizer: Mapping[str, Any]) -> dict[str, int]:

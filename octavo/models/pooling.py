@@ -1,4 +1,4 @@
-"""What becomes of a model's hidden states where a text is to be a vector, and not to go on.
+"""`Pooling`, by which the hidden states of a text become one vector.
 
     hidden states [T, K]  ──pooling──▶ [K] ──stages──▶ [N] ──normalize──▶  an embedding
                                                         └──activation────▶  scores of labels
@@ -55,7 +55,7 @@ Stage = Dense | Norm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pooling:
-    """How a model pools.
+    """The way in which a model pools.
 
     Args:
         methods: of several, the vectors are joined one behind the other.
@@ -86,7 +86,7 @@ class Pooling:
 
     @property
     def task(self) -> Literal["embed", "classify"]:
-        """What it does with a text, where nobody asks for something else."""
+        """The task that it does with a text, where none is asked for."""
         return "classify" if self.labels else "embed"
 
     @property

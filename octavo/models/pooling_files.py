@@ -19,7 +19,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from octavo.base.errors import ConfigError, ModelFileError, UnsupportedModelError
 from octavo.base.fields import Fields
@@ -35,6 +35,9 @@ from octavo.models.pooling import (
     Stage,
     StageActivation,
 )
+
+if TYPE_CHECKING:
+    from octavo.models.checkpoint import Checkpoint
 
 _log = logging.getLogger("octavo")
 
@@ -81,6 +84,17 @@ _SIMILARITIES: Mapping[str, Similarity] = {
 _GGUF_METHODS: Mapping[int, Method] = {1: "mean", 2: "cls", 3: "last"}
 
 
+def pooling_of_checkpoint(
+    checkpoint: Checkpoint, *, is_encoder: bool, is_asked: bool = False
+) -> Pooling | None:
+    """Return how a model pools by its files; None if it generates. See ``pooling_of_folder``."""
+    metadata = getattr(checkpoint, "metadata", None)  # of a GGUF file
+    if metadata is None:
+        return pooling_of_folder(checkpoint.path, is_encoder=is_encoder, is_asked=is_asked)
+    kind, path = str(metadata.get("general.architecture")), checkpoint.path
+    return pooling_of_gguf(metadata, kind, path, is_encoder=is_encoder, is_asked=is_asked)
+
+
 def pooling_of_folder(folder: Path, *, is_encoder: bool, is_asked: bool) -> Pooling | None:
     """Return how the model of a folder pools; None if it generates.
 
@@ -123,6 +137,18 @@ def pooling_of_gguf(
     if is_encoder:
         return Pooling(methods=("mean",), source="the default of encoders, without pooling_type")
     return Pooling(methods=("last",), source="the default of decoders") if is_asked else None
+
+
+def gguf_pooling_type(pooling: Pooling, name: str) -> int:
+    """Return ``pooling_type`` of a GGUF file; UnsupportedModelError if none says what ``pooling``
+    does."""
+    for number, method in _GGUF_METHODS.items():
+        if pooling.methods == (method,) and not pooling.stages and not pooling.is_classifier:
+            return number
+    raise UnsupportedModelError(
+        f"{name}: a GGUF file cannot say how it pools ({pooling.source}): it has the mean, the first "
+        "or the last token, and nothing behind that"
+    )
 
 
 def with_method(pooling: Pooling, method: str | None) -> Pooling:
@@ -198,10 +224,9 @@ def _modules(path: Path) -> Iterator[tuple[str, str]]:
 
 def _section(files: ModelFolder, folder: str, name: str = "config.json") -> Fields:
     path = f"{folder}/{name}" if folder else name
-    values = files.read_json(path)
-    if values is None:
+    if files.find(path, named_in=files.path / "modules.json") is None:
         raise ModelFileError(files.path / path, "there is no such file, which modules.json needs")
-    return Fields(files.path / path, values)
+    return Fields(files.path / path, files.read_json(path) or {})
 
 
 def _max_length(files: ModelFolder) -> int | None:
@@ -386,8 +411,8 @@ def _labels(fields: Fields) -> tuple[str, ...]:
 
 
 def _score_activation(fields: Fields, num_labels: int) -> ScoreActivation:
-    """What makes scores: as a cross-encoder's config says; else by the kind of the problem, as
-    vLLM and sentence-transformers choose it."""
+    """Return the function that makes scores: as a cross-encoder's config says; else by the kind of
+    the problem, as vLLM and sentence-transformers choose it."""
     name = "sbert_ce_default_activation_function"
     own = fields.section("sentence_transformers", {})
     stated = own.text("activation_fn", None) or fields.text(name, None)
@@ -406,9 +431,3 @@ def _score_activation(fields: Fields, num_labels: int) -> ScoreActivation:
     if problem == "multi_label_classification" or num_labels == 1:
         return "sigmoid"
     return "softmax"
-
-
-def refuse_unknown(names: Collection[str], known: Collection[str], path: Path) -> None:
-    """Raise ModelFileError if a stage needs a tensor that is not there."""
-    if missing := sorted(set(names) - set(known)):
-        raise ModelFileError(path, f"tensors of its head are missing: {', '.join(missing)}")

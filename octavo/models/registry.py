@@ -147,6 +147,7 @@ FAMILIES = (
         "bert:BERT",
         ("BertModel", "BertForMaskedLM", "BertForSequenceClassification"),
         ("bert",),
+        "bert",
     ),
     Listed(
         "bert:ROBERTA",

@@ -293,6 +293,10 @@ class _WindowsContext:
     attention: _WindowsAttention
     ops: Ops
 
+    @property
+    def token_types(self) -> Tensor:
+        return torch.zeros_like(self.positions)
+
     def states(self, layer: int) -> NoReturn:
         raise UnsupportedModelError(
             "methods that use calibration text do not run recurrent layers: choose a method "
@@ -339,9 +343,10 @@ class _WindowsAttention:
         softcap: float | None = None,
         sinks: Tensor | None = None,
         rotated: Callable[[Tensor], Tensor] | None = None,
+        bidirectional: bool = False,
     ) -> Tensor:
         attended = []
-        hidden = _hidden_positions(self.length, window)
+        hidden = _hidden_positions(self.length, window, bidirectional)
         parts = [each.split(self.length) for each in (q, k, v)]
         for queries, keys, values in zip(*parts, strict=True):
             group = queries.shape[1] // keys.shape[1]
@@ -378,10 +383,11 @@ class _WindowsAttention:
         return self.attend(layer, queries, keys, made[..., nope_dim:], scale=scale)
 
 
-def _hidden_positions(length: int, window: int | None) -> Tensor:
-    """The causal mask of a window: True for keys that a query does not attend to, bool
-    [queries, keys]."""
+def _hidden_positions(length: int, window: int | None, bidirectional: bool = False) -> Tensor:
+    """The mask of a window: True for keys that a query does not attend to, bool [queries, keys]."""
     distance = torch.arange(length)[:, None] - torch.arange(length)
+    if bidirectional:
+        distance = distance.abs()
     hidden = distance < 0
     return hidden if window is None else hidden | (distance >= window)
 

@@ -87,7 +87,7 @@ class Pooler:
 
 @dataclass(slots=True)
 class _Text:
-    """What is kept of a text under way: the sum, or the vector, of each method."""
+    """A text under way: the sum, or the vector, of each method so far."""
 
     end: int  # the position after the tokens so far
     kept: dict[str, np.ndarray] = field(default_factory=dict)

@@ -160,7 +160,7 @@ class ClassificationOutput:
 
 @dataclass(frozen=True, slots=True)
 class ScoringOutput:
-    """How well two texts go together; more is better."""
+    """The score of two texts, which is higher where they go together better."""
 
     score: float
 

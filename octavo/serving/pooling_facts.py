@@ -34,7 +34,7 @@ def pooling_facts(pooling: Pooling, size: int, num_types: int) -> dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PoolingFacts:
-    """What callers have to know about a model that pools."""
+    """Facts about a model that pools, as its callers have to know them."""
 
     pooling: Pooling
     size: int

@@ -76,7 +76,7 @@ class PoolingModel:
 
 
 class PairScoring:
-    """What is to be pooled to score pairs of texts, and the scores by its results.
+    """A way to score pairs of texts: the texts to pool, and scores by the results.
 
     ``params``: how. ``texts``: what, for ``prompt`` to make token ids of. ``uses``: for each pair,
     which of these it is scored by.
@@ -95,7 +95,7 @@ class PairScoring:
 
 
 class _CrossScores(PairScoring):
-    """Both texts are read together."""
+    """Scores by a cross-encoder, which reads both texts together."""
 
     def __init__(
         self, model: PoolingModel, first: list[Any], second: list[Any], use_activation: bool | None
@@ -113,7 +113,7 @@ class _CrossScores(PairScoring):
 
 
 class _Similarities(PairScoring):
-    """Each text is embedded, once wherever it is, and embeddings are compared."""
+    """Scores by comparing embeddings; a text is embedded once, wherever it is."""
 
     def __init__(self, model: PoolingModel, first: list[Any], second: list[Any]):
         from octavo.serving.similarity import similarity_of

@@ -52,7 +52,7 @@ class CheckpointSource:
         return self.checkpoint.config()
 
     def pooling(self, args: EngineArgs) -> Pooling | None:
-        from octavo.models.pooling_files import pooling_of_folder, pooling_of_gguf, with_method
+        from octavo.models.pooling_files import pooling_of_checkpoint, with_method
         from octavo.models.registry import is_encoder
 
         encodes = is_encoder(self.config().architecture)
@@ -61,11 +61,7 @@ class CheckpointSource:
                 raise ConfigError(f"runner generate: {self.path} is an encoder, which only pools")
             return None
         asked = args.runner == "pooling" or args.pooling is not None
-        if (metadata := self.gguf_metadata()) is None:
-            found = pooling_of_folder(self.path, is_encoder=encodes, is_asked=asked)
-        else:
-            kind = str(metadata.get("general.architecture"))
-            found = pooling_of_gguf(metadata, kind, self.path, is_encoder=encodes, is_asked=asked)
+        found = pooling_of_checkpoint(self.checkpoint, is_encoder=encodes, is_asked=asked)
         return None if found is None else with_method(found, args.pooling)
 
     def tokenizer(self) -> Tokenizer:

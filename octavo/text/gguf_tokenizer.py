@@ -1,7 +1,8 @@
 """The tokenizer that a GGUF file's metadata describes.
 
-Two kinds are supported: ``gpt2`` (byte-level BPE, words cut as ``tokenizer.ggml.pre`` says) and
-``llama`` (SentencePiece-style BPE by scores, with byte fallback). Every list is checked before use;
+Three kinds are supported: ``gpt2`` (byte-level BPE, words cut as ``tokenizer.ggml.pre`` says),
+``llama`` (SentencePiece-style BPE by scores, with byte fallback) and ``bert`` (WordPiece of words in
+lower case). Every list is checked before use;
 a wrong one is a ModelFileError that names its key.
 """
 
@@ -17,12 +18,17 @@ import numpy as np
 
 from octavo.base.errors import UnsupportedModelError
 from octavo.base.fields import Fields
-from octavo.text.decoders import ByteDecoder, byte_level_bytes, sentencepiece_bytes
+from octavo.text.decoders import (
+    ByteDecoder,
+    WindowDecoder,
+    byte_level_bytes,
+    sentencepiece_bytes,
+)
 from octavo.text.encoders import LibraryEncoder, library_errors
 from octavo.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from octavo.text.special_tokens import END_OF_TURN, SpecialTokens, end_of_turn_ids
-from octavo.text.spm_encoder import SpmEncoder
-from octavo.text.tokenizer import Tokenizer
+from octavo.text.spm_encoder import SPACE, SpmEncoder
+from octavo.text.tokenizer import PairTemplate, Tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as LibraryTokenizer
@@ -58,9 +64,11 @@ def load_gguf_tokenizer(
         parts = _byte_level_parts(vocabulary)
     elif model == "llama":
         parts = _sentencepiece_parts(vocabulary)
+    elif model == "bert":
+        parts = _wordpiece_parts(vocabulary)
     else:
         raise UnsupportedModelError(
-            f"{path}: tokenizer model {model!r} is not supported; known are gpt2, llama"
+            f"{path}: tokenizer model {model!r} is not supported; known are gpt2, llama, bert"
         )
     ids = vocabulary.ids
     stop_ids = {ids[name] for name in _STOPS if name in ids} | end_of_turn_ids(vocabulary.specials)
@@ -291,6 +299,64 @@ def merge_order(scores: np.ndarray) -> Sequence[int]:
     """Return the rank of each token's score, the highest first; equal scores have equal ranks."""
     order: list[int] = np.unique(-scores.astype(np.float64), return_inverse=True)[1].tolist()
     return order
+
+
+# -- WordPiece ------------------------------------------------------------------------------------
+
+
+def _wordpiece_parts(vocabulary: Vocabulary) -> dict[str, Any]:
+    ids = vocabulary.ids
+    for name, other in (("cls", "bos"), ("seperator", "eos")):  # some files have these alone
+        if name not in ids and other in ids:
+            ids[name] = ids[other]
+    for name in ("cls", "seperator", "unknown"):
+        if name not in ids:
+            raise vocabulary.fields.error(f"{name}_token_id", "is missing")
+    specials = special_tokens(vocabulary)
+    with library_errors(vocabulary.path):
+        library = wordpiece_library(vocabulary)
+        encoder = LibraryEncoder(library, specials, ids["unknown"])
+    before, after = ids["cls"], ids["seperator"]
+    size = len(vocabulary.tokens)
+    return {
+        "encoder": encoder,
+        "decoder": WindowDecoder(
+            lambda i: library.id_to_token(i) if 0 <= i < size else None,
+            lambda tokens: library.decode(list(tokens), skip_special_tokens=False),
+        ),
+        "specials": specials,
+        "prefix_ids": [before],
+        "suffix_ids": [after],
+        "pair_template": PairTemplate((before,), (after,), (after,), (0, 0, 0, 1, 1)),
+    }
+
+
+def wordpiece_library(vocabulary: Vocabulary) -> LibraryTokenizer:
+    """Return the library's tokenizer of WordPiece. Words begin with a mark in GGUF files, and in
+    the library's vocabulary all other pieces do."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    ids = {piece_of(token): i for i, token in enumerate(vocabulary.tokens)}
+    unknown = vocabulary.tokens[vocabulary.ids["unknown"]]
+    library = Tokenizer(models.WordPiece(ids, unk_token=unknown))
+    library.normalizer = normalizers.BertNormalizer(lowercase=True)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece()
+    return library
+
+
+def piece_of(token: str) -> str:
+    """Return a token of a GGUF file as WordPiece has it: ``##`` before what goes on in a word."""
+    if token.startswith("[") and token.endswith("]"):
+        return token
+    return token[1:] if token.startswith(SPACE) else f"##{token}"
+
+
+def token_of(piece: str) -> str:
+    """Return the inverse of ``piece_of``."""
+    if piece.startswith("[") and piece.endswith("]"):
+        return piece
+    return piece[2:] if piece.startswith("##") else SPACE + piece
 
 
 def _byte_ids(vocabulary: Vocabulary) -> list[int]:

@@ -86,7 +86,7 @@ class Tokenizer:
 
     @property
     def pair(self) -> PairTemplate:
-        """How two texts go together."""
+        """The ids around two texts that go together."""
         before, after = tuple(self.prefix_ids), tuple(self.suffix_ids)
         return self.pair_template or PairTemplate(before, after, after, (0, 0, 0, 1, 1))
 

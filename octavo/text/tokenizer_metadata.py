@@ -21,7 +21,12 @@ from octavo.text.folder_tokenizer import (
     load_folder_tokenizer,
     open_library,
 )
-from octavo.text.gguf_tokenizer import TokenType, library_pre_tokenizer, load_gguf_tokenizer
+from octavo.text.gguf_tokenizer import (
+    TokenType,
+    library_pre_tokenizer,
+    load_gguf_tokenizer,
+    token_of,
+)
 from octavo.text.pretokenizers import PRE_TOKENIZERS
 from octavo.text.spm_encoder import SPACE
 from octavo.text.tokenizer import Tokenizer
@@ -76,7 +81,7 @@ def tokenizer_metadata(folder: Path, num_tokens: int) -> dict[str, Any]:
         described = json.loads(own.library.to_str())
         kind = _kind(own.library, described, path)
     lists = _lists(own, described["model"], kind["model"], num_tokens)
-    values = {**kind, **lists, **_named_ids(own, path)}
+    values = {**kind, **lists, **_named_ids(own, kind["model"], path)}
     metadata: dict[str, Any] = {f"tokenizer.ggml.{key}": value for key, value in values.items()}
     for name, template in chat_templates(own.files, own.config).items():
         place = "tokenizer.chat_template"
@@ -101,9 +106,11 @@ def _kind(library: LibraryTokenizer, described: dict[str, Any], path: Path) -> d
             "pre": "default",
             "add_space_prefix": first.startswith(SPACE),
         }
+    if model["type"] == "WordPiece" and model.get("continuing_subword_prefix") == "##":
+        return {"model": "bert", "pre": "default"}
     raise UnsupportedModelError(
-        f"{path}: only byte-level BPE, and BPE of pieces with bytes to fall back on, can be in a "
-        f"GGUF file, and this is {model['type']}"
+        f"{path}: only byte-level BPE, BPE of pieces with bytes to fall back on, and WordPiece can "
+        f"be in a GGUF file, and this is {model['type']}"
     )
 
 
@@ -131,6 +138,8 @@ def _lists(own: FolderLibrary, model: dict[str, Any], kind: str, num_tokens: int
     """Return the metadata lists that have an entry for each token."""
     types = _types(own, model, num_tokens)
     tokens = [own.library.id_to_token(i) or f"[PAD{i}]" for i in range(num_tokens)]
+    if kind == "bert":
+        return {"tokens": list(map(token_of, tokens)), "token_type": types}
     if kind != "llama":
         return {"tokens": tokens, "token_type": types}
     for i in np.flatnonzero(types == TokenType.USER_DEFINED).tolist():
@@ -138,11 +147,16 @@ def _lists(own: FolderLibrary, model: dict[str, Any], kind: str, num_tokens: int
     return {"tokens": tokens, "token_type": types, "scores": _scores(model, num_tokens)}
 
 
-def _named_ids(own: FolderLibrary, path: Path) -> dict[str, int | bool]:
+def _named_ids(own: FolderLibrary, kind: str, path: Path) -> dict[str, int | bool]:
     """Return the ids of tokens with names, and whether BOS and EOS go around a text."""
     values: dict[str, int | bool] = {
         f"{ours}_token_id": own.ids[theirs] for theirs, ours in _NAMES.items() if theirs in own.ids
     }
+    if kind == "bert":
+        around = [own.ids.get("cls")], [own.ids.get("sep")]
+        if (own.prefix_ids, own.suffix_ids) != around:
+            raise UnsupportedModelError(f"{path}: tokens other than CLS and SEP are around a text")
+        return {**values, "token_type_count": 2}
     for name, added in (("bos", own.prefix_ids), ("eos", own.suffix_ids)):
         if added not in ([], [own.ids.get(name)]):
             raise UnsupportedModelError(

@@ -1,4 +1,4 @@
-"""Routes whose answers are vectors and scores: what they send to the engine, and what they answer."""
+"""Routes whose answers are vectors and scores: their requests to the engine, and their answers."""
 
 from __future__ import annotations
 
@@ -212,7 +212,9 @@ def test_a_cross_encoder_reads_pairs(ask, engine):
     assert texts_of(engine) == ["accc", "bbd"]
     error = ask("/score", 400, pooling=SCORES, size=1, text_1=["a", "b"], text_2=["c"])
     assert error["param"] == "data_2"
-    assert "2 labels" in ask("/score", 400, pooling=LABELS, size=2, text_1="a", text_2="b")["message"]
+    assert (
+        "2 labels" in ask("/score", 400, pooling=LABELS, size=2, text_1="a", text_2="b")["message"]
+    )
 
 
 # -- reranking -------------------------------------------------------------------------------------
