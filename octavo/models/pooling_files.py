@@ -46,7 +46,7 @@ _MAX_LABELS = 1 << 16
 _MAX_PROMPT_CHARS = 1 << 16
 
 _CLASSIFIER = re.compile(r".*ForSequenceClassification")
-_HEADLESS = re.compile(r".*Model")
+_HEADLESS = re.compile(r".*(?<!LMHead)Model")  # GPT2LMHeadModel generates
 
 # Keys of 1_Pooling/config.json before sentence-transformers 5, and their names since then.
 _MODES: Mapping[str, Method] = {
@@ -146,8 +146,8 @@ def gguf_pooling_type(pooling: Pooling, name: str) -> int:
         if pooling.methods == (method,) and not pooling.stages and not pooling.is_classifier:
             return number
     raise UnsupportedModelError(
-        f"{name}: a GGUF file cannot say how it pools ({pooling.source}): it has the mean, the first "
-        "or the last token, and nothing behind that"
+        f"{name}: a GGUF file cannot say how it pools ({pooling.source}): it has the mean, the "
+        "first or the last token, and nothing behind that"
     )
 
 

@@ -168,7 +168,7 @@ def _load_engine(
     # A drafter's own KV is of the requests of all ranks.
     of_all = replace(limits, num_blocks=config.cache.num_blocks)
     proposer = drafter.start(of_all) if drafter is not None else None
-    adapters = _open_adapters(args, rank)
+    adapters = _open_adapters(args, rank, pools=pooling is not None)
     store, peers = _open_store(config, ranks, rank, model_config, source.path, transfer)
     executor: Executor = rank
     if around_executor is not None:
@@ -216,11 +216,13 @@ def _load_engine(
     )
 
 
-def _open_adapters(args: EngineArgs, rank: Rank) -> EngineAdapters:
+def _open_adapters(args: EngineArgs, rank: Rank, *, pools: bool) -> EngineAdapters:
     """Return the adapters of an engine. ConfigError if it is asked for some and can have none."""
     if args.enable_lora is False:
         return EngineAdapters(None, "enable_lora is off: leave it out")
     try:
+        if pools:
+            raise ConfigError("adapters are for models that generate, and this one pools texts")
         return EngineAdapters(rank.open_loras(args.lora_limits, args.lora_dtype))
     except ConfigError as error:
         if args.enable_lora or args.lora:
