@@ -71,10 +71,6 @@ class MaskPreparation:
         self._grammars = grammars
         self._first, self._quick, self._slow = _Lane(), _Lane(), _Lane()
 
-    def open_vocabulary(self) -> None:
-        """Have the vocabulary made, for which the first constraint would wait."""
-        self._first.put(self._grammars.vocabulary)
-
     def submit(
         self, params: SamplingParams, tenant: str, prepare: Callable[[], PreparedMask], done: Done
     ) -> None:
