@@ -100,6 +100,7 @@ def test_files_that_change_while_an_adapter_is_away_fail_its_requests_alone(tiny
     requests = [LoRARequest("first", 1, str(first)), LoRARequest("second", 2, str(second))]
     with LLM(str(tiny_model), lora_memory="60KB", **SMALL) as llm:
         before = texts(llm.generate([PROMPT] * 2, GREEDY, lora_request=requests))
+        llm.generate(PROMPT, GREEDY, lora_request=requests[1])  # for which the first one goes
         assert llm._loaded.adapters.pool.num_dropped > 0
         write_adapter(first, tiny_model, seed=3)
         outputs = llm.generate([PROMPT] * 2, GREEDY, lora_request=requests)
@@ -119,9 +120,9 @@ def test_where_there_are_none_the_start_ends_with_the_reason(settings, said, tin
     with pytest.raises(ConfigError, match=said):
         LLM(str(tiny_model), enable_lora=True, **{**SMALL, **settings})
     if "kernels" in settings:  # else processes are started
-        with LLM(str(tiny_model), **SMALL, **settings) as llm:
-            with pytest.raises(InvalidRequestError, match=said):
-                llm.generate(PROMPT, GREEDY, lora_request=loras[0])
+        llm = LLM(str(tiny_model), **SMALL, **settings)
+        with llm, pytest.raises(InvalidRequestError, match=said):
+            llm.generate(PROMPT, GREEDY, lora_request=loras[0])
 
 
 def test_settings_of_adapters(tiny_model, loras, tmp_path):
@@ -143,6 +144,6 @@ def test_settings_of_adapters(tiny_model, loras, tmp_path):
     ):
         with pytest.raises(error, match=said):
             LLM(str(tiny_model), **SMALL, **settings)
-    with LLM(str(tiny_model), enable_lora=False, **SMALL) as llm:
-        with pytest.raises(InvalidRequestError, match="enable_lora"):
-            llm.generate(PROMPT, GREEDY, lora_request=loras[0])
+    llm = LLM(str(tiny_model), enable_lora=False, **SMALL)
+    with llm, pytest.raises(InvalidRequestError, match="enable_lora"):
+        llm.generate(PROMPT, GREEDY, lora_request=loras[0])
