@@ -360,9 +360,7 @@ def test_chats_have_the_arguments_of_the_offline_api(engine, tiny_model):
         asyncio.run(answer(add_genration_prompt=False))
 
 
-@pytest.mark.parametrize(
-    "argument", ["lora_request", "trace_headers", "tokenization_kwargs", "data_parallel_rank"]
-)
+@pytest.mark.parametrize("argument", ["trace_headers", "tokenization_kwargs", "data_parallel_rank"])
 def test_what_only_vllm_has_is_refused_by_name_and_none_is_taken(engine, argument):
     with pytest.raises(InvalidRequestError, match=f"{argument}: is not supported: "):
         engine.generate("abc", GREEDY, "r", **{argument: {"x": 1}})

@@ -200,7 +200,7 @@ def test_an_argument_of_a_chat_without_effect_is_an_error_that_names_it(
             chat(HI, GREEDY, **arguments)
 
 
-@pytest.mark.parametrize("name", ["lora_request", "tokenization_kwargs", "mm_processor_kwargs"])
+@pytest.mark.parametrize("name", ["tokenization_kwargs", "mm_processor_kwargs"])
 def test_what_only_vllm_has_is_refused_by_name(llm, name):
     for call in (llm.generate, llm.chat):
         with pytest.raises(InvalidRequestError, match=f"{name}: is not supported: "):

@@ -4,18 +4,21 @@ or split on the way from a folder to the kernels, the changes of modules are too
 from __future__ import annotations
 
 import math
+import shutil
+from functools import cache
 
 import pytest
+import tiny_hybrids
 from made_adapters import linear_modules, merged_by_hand, write_adapter
 
 from octavo import LLM, LoRARequest, SamplingParams
 
 PROMPT = [5, 100, 33, 240, 77, 12, 190, 8, 64, 201, 150, 3]
-ONE_OF_EACH_KIND = ("llama-tied", "phi3", "gpt2", "gemma3", "olmo2", "qwen2", "deepseek-v2")
+ONE_OF_EACH_KIND = ("llama-tied", "phi3", "gpt2", "gemma3", "olmo2", "qwen2", "deepseek-v2", "hybrid:qwen3-next")
 OTHERS = (
     *("mistral", "qwen3", "mixtral", "qwen2-moe", "qwen3-moe", "glm4-moe", "olmoe", "granite-moe"),
     *("gpt-oss", "deepseek-v3", "gemma2", "granite", "olmo3", "smollm3", "glm4", "cohere2"),
-    *("starcoder2", "opt"),
+    *("starcoder2", "opt", "hybrid:lfm2", "hybrid:falcon", "hybrid:granite"),
 )
 
 
@@ -46,12 +49,31 @@ def distance(rows, others) -> float:
     return max(abs(row[key] - other[key]) for row, other in pairs for key in row.keys() & other)
 
 
+@pytest.fixture(scope="module")
+def folder_of(tiny_hf, tiny_model, tmp_path_factory):
+    """The folder of a tiny model; ``hybrid:name`` is one of tiny_hybrids."""
+
+    @cache
+    def folder(name):
+        kind, _, of_hybrids = name.partition(":")
+        if not of_hybrids:
+            return tiny_hf(kind)
+        path = tmp_path_factory.mktemp("hybrids") / of_hybrids
+        ids = {"vocab_size": 260, "eos_token_id": 256, "bos_token_id": 257}
+        tiny_hybrids.make_model(of_hybrids, **ids).save_pretrained(path)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copyfile(tiny_model / file, path / file)
+        return path
+
+    return folder
+
+
 @pytest.mark.parametrize("kernels", ["native", "reference"])
 @pytest.mark.parametrize(
     "name", [*ONE_OF_EACH_KIND, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)]
 )
-def test_logits_are_those_of_merged_weights(name, kernels, tiny_hf, tmp_path):
-    model = tiny_hf(name)
+def test_logits_are_those_of_merged_weights(name, kernels, folder_of, tmp_path):
+    model = folder_of(name)
     adapter = write_adapter(tmp_path / "a", model, rank=5, modules=linear_modules(model))
     merged = merged_by_hand(tmp_path / "merged", model, adapter)
     expected = logprobs(merged, kernels)

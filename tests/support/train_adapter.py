@@ -1,7 +1,7 @@
 """Train an adapter with PEFT, in a process that has it: python train_adapter.py MODEL OUT TOKENS
 
-TOKENS is JSON: texts as token ids. OUT gets the adapter, and ``logits.npy`` of the last text [T, V],
-as transformers and PEFT compute them with it.
+TOKENS is JSON: texts as token ids. OUT gets the adapter, and ``logits.npy``: of the last text
+[T, V], as transformers and PEFT compute them with it.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from octavo.server.engine import worker
 from octavo.server.engine.in_flight_record import InFlightRecord, RecordedExecutor
 from octavo.server.engine.wire import encode_message, error_from_message
 from octavo.server.engine.worker import EngineWorker
+from octavo.serving.adapters import EngineAdapters
 from octavo.serving.text_engine import PreparedMask
 from octavo.settings.engine import EngineArgs
 
@@ -322,6 +323,7 @@ def test_what_may_wait_is_for_the_server_to_say(hash_engine, monkeypatch):
             config=config,
             model_config=model_config,
             info=info,
+            adapters=EngineAdapters(None, "no model"),
         )
 
     monkeypatch.setattr(worker, "load_engine", load_engine)
