@@ -146,8 +146,8 @@ def gguf_pooling_type(pooling: Pooling, name: str) -> int:
         if pooling.methods == (method,) and not pooling.stages and not pooling.is_classifier:
             return number
     raise UnsupportedModelError(
-        f"{name}: a GGUF file cannot say how it pools ({pooling.source}): it has the mean, the first "
-        "or the last token, and nothing behind that"
+        f"{name}: a GGUF file cannot say how it pools ({pooling.source}): it has the mean, the "
+        "first or the last token, and nothing behind that"
     )
 
 

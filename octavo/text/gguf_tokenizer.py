@@ -1,9 +1,9 @@
 """The tokenizer that a GGUF file's metadata describes.
 
 Three kinds are supported: ``gpt2`` (byte-level BPE, words cut as ``tokenizer.ggml.pre`` says),
-``llama`` (SentencePiece-style BPE by scores, with byte fallback) and ``bert`` (WordPiece of words in
-lower case). Every list is checked before use;
-a wrong one is a ModelFileError that names its key.
+``llama`` (SentencePiece-style BPE by scores, with byte fallback) and ``bert`` (WordPiece of words
+in lower case). Every list is checked before use; a wrong one is a ModelFileError that names its
+key.
 """
 
 from __future__ import annotations
