@@ -19,8 +19,8 @@ Without --json, each text is a line: its vector, as JSON.
 examples:
   octavo embed minilm "A cat sits on the mat."
   octavo embed minilm --text "one text" "another text" --json
-  octavo embed ./Qwen3-Embedding-0.6B --prompt-name query --text "What is a cat?" --dimensions 256
-  octavo embed minilm - < lines.txt > vectors.jsonl
+  octavo embed ./my-model --pooling mean --text "What is a cat?" --dimensions 32
+  cat lines.txt | octavo embed minilm -
 """
 _OFTEN = ("device", "max_model_len", "pooling", "threads")
 

@@ -264,7 +264,7 @@ _GGUF_KEYS: Mapping[str, Meaningless] = {
     # Sizes of weights, which their shapes have to fit.
     "expert_feed_forward_length": always,
     "expert_shared_feed_forward_length": always,
-    "pooling_type": only(0),
+    "pooling_type": always,
     # What families of experts do whose routers take the best by softmax, and no more.
     "expert_gating_func": only(1),
     "expert_weights_scale": only(0.0, 1.0),
