@@ -173,6 +173,7 @@ class OctavoServer:
                 async with self._served(app) as serving:
                     with contextlib.suppress(EngineUnavailableError):  # stopped before it began
                         await starting
+                        await asyncio.to_thread(self._loras.check_named, self.engine.facts)
                         gc.collect()
                         gc.freeze()  # to look at all modules and tokens takes longer than a token
                         self._announce(time.monotonic() - started)
