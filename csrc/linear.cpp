@@ -183,7 +183,7 @@ class Linear {
     for (int u = units.begin; u < units.end; u++) {
       const bool is_stream = num_blocks_ == 1;  // which fetches itself
       const Ahead next = u + 1 == units.end ? ahead : is_stream ? Ahead() : ahead_of(u + 1);
-      compute(unit(u), next, first, last);
+      compute(u, next, first, last);
     }
   }
   Ahead ahead_of(int u) const {
@@ -312,8 +312,9 @@ class Linear {
     }
   }
 
-  // A unit, for the blocks from `first` up to `last`.
-  void compute(const Unit& u, const Ahead& ahead, int first, int last) {
+  // Unit `number`, for the blocks from `first` up to `last`.
+  void compute(int number, const Ahead& ahead, int first, int last) {
+    const Unit u = unit(number);
     alignas(kLine) float values[2][kMaxTiles * kMostListedRows * kTile];
     const int blocks = last - first;
     if (any_remainders_ && listed_ != first) list_remainders(first, last);
@@ -327,6 +328,7 @@ class Linear {
         fetch_residual(u, first_row(b), block_rows(b));
         if (loras_) loras_->fetch(u.segment, u.tile, u.tiles, b - first, blocks);
         if (loras_ && is_gated(args_)) loras_->fetch(1, u.tile, u.tiles, b - first, blocks);
+        if (loras_) loras_->fetch_next(int64_t{number} * num_blocks_ + b, slices());
         multiply(u.segment, u, b, ahead, 0, b - first, blocks, values[0] + at);
         if (is_gated(args_)) multiply(1, u, b, ahead, 1, b - first, blocks, values[1] + at);
       }
@@ -339,6 +341,8 @@ class Linear {
       finish(args_, products, maxima_);
     }
   }
+
+  int64_t slices() const { return int64_t{num_units_} * num_blocks_; }
 
   // Tiles of segment s from `tile` on, with nothing to fetch.
   Panel panel_at(int s, int tile) const {

@@ -301,6 +301,23 @@ void LoraSums::fetch(int segment, int tile, int tiles, int part, int parts) cons
   }
 }
 
+void LoraSums::fetch_next(int64_t slice, int64_t slices) const {
+  const int site = site_ + 1;
+  for (int b = 0, last = -1; b < rows_->num_blocks(); b++) {
+    const int lora = rows_->block(b).lora;
+    if (lora == last) continue;
+    last = lora;
+    if (site >= loras_->lora(lora).num_sites) return;
+    const oct_lora_site& next = loras_->lora(lora).sites[site];
+    if (next.a == nullptr) continue;
+    const int64_t lines = next.a_bytes / 64;
+    const uint8_t* at = static_cast<const uint8_t*>(next.a);
+    for (int64_t i = lines * slice / slices; i < lines * (slice + 1) / slices; i++) {
+      __builtin_prefetch(at + i * 64, 0, 2);  // to the L2 cache: the L1 cache has other things
+    }
+  }
+}
+
 void LoraSums::add(int segment, int tile, int tiles, int first, int count, float* products) const {
   // Where all rows are here, they are taken adapter by adapter; else most have another one each.
   if (first == 0 && count == rows_->size()) {

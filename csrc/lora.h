@@ -73,6 +73,9 @@ class LoraSums {
                const Worker& worker);
   // Fetch what `add` reads next of B, a part of it at a time: of some adapters.
   void fetch(int segment, int tile, int tiles, int part, int parts) const;
+  // Fetch one of `slices` parts of the matrices A of the next site, for which memory would be waited
+  // for: nothing else is computed there.
+  void fetch_next(int64_t slice, int64_t slices) const;
   // Add to products [rows][tiles][16] of rows from `first` on, and of tiles from `tile` on.
   void add(int segment, int tile, int tiles, int first, int count, float* products) const;
 

@@ -653,6 +653,7 @@ typedef struct oct_lora_segment {
  * so that segments of one node share a, whose rows are those of all of them. */
 typedef struct oct_lora_site {
   const void* a; /* [rows / 16 tiles][k][16]; of an embedding [V, rows]; NULL: the node stays as it is */
+  int64_t a_bytes; /* of a, which is fetched during the node before */
   int32_t rows;  /* of a: a multiple of 16, but for an embedding */
   const float* scales; /* [rows] */
   oct_lora_segment segments[OCT_MAX_SEGMENTS];

@@ -121,6 +121,7 @@ class NativeLoras:
             a, scales = _whole_tiles(a), _whole_tiles(scales)
         packed = a.T if is_embedding else _tiles(a)
         target.a = self._stored(packed, arrays)
+        target.a_bytes = arrays[-1].nbytes
         target.rows = len(a)
         arrays.append(scales)
         target.scales = scales.ctypes.data

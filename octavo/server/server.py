@@ -176,6 +176,7 @@ class OctavoServer:
                         await starting
                         if "pooling" in self.engine.facts.info:
                             self._prompts.no_chats = GENERATES_NOTHING
+                        await asyncio.to_thread(self._loras.check_named, self.engine.facts)
                         gc.collect()
                         gc.freeze()  # to look at all modules and tokens takes longer than a token
                         self._announce(time.monotonic() - started)

@@ -14,7 +14,16 @@ from made_adapters import linear_modules, merged_by_hand, write_adapter
 from octavo import LLM, LoRARequest, SamplingParams
 
 PROMPT = [5, 100, 33, 240, 77, 12, 190, 8, 64, 201, 150, 3]
-ONE_OF_EACH_KIND = ("llama-tied", "phi3", "gpt2", "gemma3", "olmo2", "qwen2", "deepseek-v2", "hybrid:qwen3-next")
+ONE_OF_EACH_KIND = (
+    "llama-tied",
+    "phi3",
+    "gpt2",
+    "gemma3",
+    "olmo2",
+    "qwen2",
+    "deepseek-v2",
+    "hybrid:qwen3-next",
+)
 OTHERS = (
     *("mistral", "qwen3", "mixtral", "qwen2-moe", "qwen3-moe", "glm4-moe", "olmoe", "granite-moe"),
     *("gpt-oss", "deepseek-v3", "gemma2", "granite", "olmo3", "smollm3", "glm4", "cohere2"),

@@ -364,6 +364,7 @@ class LoraSegment(Structure):
 class LoraSite(Structure):
     _fields_ = _fields(
         (c_void_p, "a"),
+        (c_int64, "a_bytes"),
         (c_int32, "rows"),
         (c_void_p, "scales"),
         (LoraSegment * OCT_MAX_SEGMENTS, "segments"),

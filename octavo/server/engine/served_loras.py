@@ -51,11 +51,20 @@ class ServedLoras:
         return list(self._served.values())
 
     def read_named(self) -> None:
-        """Take in the adapters of the start, which engines check. ModelError if one is missing."""
+        """Take in the adapters of the start. ModelError if one is missing."""
         from octavo.lora.peft_folder import digest_of
 
         for each in self._named:
             self._served[each.lora_name] = ServedLora(each, digest_of(each.lora_path))
+
+    def check_named(self, facts: EngineFacts) -> None:
+        """Check the adapters of the start against the model, once an engine is there.
+
+        Raises:
+            ModelError: one is damaged, of another model, or exceeds a limit.
+        """
+        for each in self._named:
+            self._check(each.lora_path, facts)
 
     def load(self, name: str, path: str, facts: EngineFacts, *, replaces: bool = False) -> None:
         """Take in an adapter, after all of it has been read and checked.

@@ -637,8 +637,12 @@ def _load(
 ) -> LoadedEngine:
     """Load the engine over an executor that is recorded, with its meter."""
     # The server has the queue with its limits, and refuses requests before they come here.
-    unbounded = {"max_queued_requests": None, "max_queued_tokens": None}
-    engine_args = EngineArgs(**(args | unbounded))
+    changes: dict[str, Any] = {"max_queued_requests": None, "max_queued_tokens": None}
+    if args.get("lora"):
+        # They come by name and path with their requests; the server has checked them, and an engine
+        # that takes another one's place does not fail for a folder that has gone since.
+        changes |= {"lora": (), "enable_lora": True}
+    engine_args = EngineArgs(**(args | changes))
 
     def around(executor: Executor) -> Executor:
         return RecordedExecutor(_with_faults(executor), record)

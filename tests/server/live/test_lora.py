@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import pytest
 from made_adapters import merged_by_hand, write_adapter
@@ -137,3 +139,21 @@ def test_what_is_wrong_with_an_adapter_is_said(server, made, tmp_path, tiny_mode
         answer = server.fetch("/v1/load_lora_adapter", body)
         assert answer.status == 400 and said in answer.error["message"]
     assert ask(server, "base").status == 200
+
+
+def test_a_start_with_a_wrong_adapter_ends_and_says_why(live_server, tiny_model, tmp_path):
+    wrong = write_adapter(tmp_path / "wrong", tiny_model, rank=4)
+    config = json.loads((wrong / "adapter_config.json").read_text())
+    (wrong / "adapter_config.json").write_text(json.dumps({**config, "r": 5}))
+    with live_server(tiny_model, "--lora", f"wrong={wrong}", waits=False) as server:
+        assert server.wait(120) == 1
+        server._is_ready.wait(60)
+    assert any("the rank is 4" in line for line in server.log)
+
+
+def test_an_engine_that_takes_the_place_of_another_has_the_adapters(server, made):
+    _, answers = made
+    before = server.load()["num_restarts"]
+    os.kill(server.engine_pid, signal.SIGKILL)
+    server.wait_for_load(lambda load: load["num_restarts"] > before, 60)
+    assert ask(server, "poems").json()["choices"][0]["text"] == answers["poems"]
