@@ -46,3 +46,13 @@ def test_a_text_that_is_too_long_fails_alone(encoder, capsys):
     assert captured.out.splitlines()[1] == "null" and "202 tokens" in captured.err
     assert main(["embed", str(encoder), "b" * 200, "--truncate"]) == 0
     assert main(["embed", str(encoder)]) == 2
+
+
+@pytest.mark.parametrize("command", ["build", "generate", "bench latency", "bench throughput"])
+def test_what_generates_says_that_a_model_does_not(encoder, capsys, tmp_path, command):
+    short = ["--input-len", "8", "--output-len", "2"]
+    more = {"build": [str(tmp_path / "out")], "generate": ["--prompt", "a"]}.get(command, short)
+    assert main([*command.split(), str(encoder), *more]) in (1, 2)
+    err = capsys.readouterr().err
+    assert "pools texts to vectors or scores" in err and "Traceback" not in err
+    assert not (tmp_path / "out").exists()

@@ -114,6 +114,11 @@ def build_engine_folder(
 def _check_settings(args: EngineArgs, source: CheckpointSource) -> dict[str, Any]:
     """Return what the folder is built for; ConfigError if ``args`` ask for what no folder can
     be."""
+    if source.pooling(args) is not None:
+        raise ConfigError(
+            f"{source.path} pools texts to vectors or scores: engine folders are of models that "
+            "generate"
+        )
     asked = activation_precision.DEFAULT if args.activations == "auto" else args.activations
     fixed = built_for(asked, source.quantization)
     for name in ("device", "dtype", "kernels"):

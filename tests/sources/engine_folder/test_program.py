@@ -224,7 +224,8 @@ def fields_of(struct: ctypes.Structure, base: int, config: ModelConfig) -> dict[
                 "begin",
                 "ranks",
                 "rows",
-            )  # of one rank
+                "types",
+            )  # of one rank, and of models that generate
             assert name in unused or isinstance(value, int | float), name
             found[name] = value
     return found
