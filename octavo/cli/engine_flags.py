@@ -22,6 +22,9 @@ from octavo.hub import DEFAULT_MODEL
 from octavo.settings.engine import EngineArgs, parse_bytes
 from octavo.settings.replica_range import parse_replicas
 
+_OF_BYTES = (
+    *("kv_cache_memory", "kv_buffer_size", "response_cache", "max_unread_bytes", "model_memory"),
+)
 # Settings of an engine that are in the short help of commands.
 _OFTEN = (*("device", "kv_cache_dtype", "max_model_len", "max_num_seqs", "spec_method", "threads"),)
 
@@ -122,7 +125,7 @@ def _settings(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     """Return the settings of argparse for a field whose type is ``hint``."""
     if field.metadata["choices"]:
         return {"choices": field.metadata["choices"]}
-    if field.name in ("kv_cache_memory", "kv_buffer_size", "response_cache", "max_unread_bytes"):
+    if field.name in _OF_BYTES:
         return {"type": _bytes, "metavar": "BYTES"}
     if field.name == "max_model_len":
         return {"type": _length, "metavar": "N"}
@@ -144,8 +147,9 @@ def _settings(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
         return {"type": int, "metavar": "N"}
     if float in kinds:
         return {"type": float, "metavar": "X"}
-    if "file" in field.metadata["help"].split():
-        return {"metavar": "FILE"}
+    words = field.metadata["help"].split()
+    if "file" in words or "DIR" in words:
+        return {"metavar": "FILE" if "file" in words else "DIR"}
     return {"metavar": "JSON" if "JSON" in field.metadata["help"] else "NAME"}
 
 
