@@ -106,7 +106,7 @@ def create_app(routers: Sequence[APIRouter]) -> FastAPI:
 
 @dataclass(frozen=True)
 class Entrance:
-    """What requests meet before they reach a model.
+    """The layers that requests meet before they reach a model.
 
     Args:
         capacity: asked whether another request can be queued.

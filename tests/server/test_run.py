@@ -62,13 +62,14 @@ def test_an_open_server_on_a_network_says_so_and_what_to_do():
 
 def test_one_engine_needs_nothing_of_several():
     code = (
-        "import sys, octavo.server.run, octavo.server.server; "
+        "import sys, octavo.server.run, octavo.server.server, octavo.server.one_model; "
         "print(*(name for name in sys.modules if name.startswith('octavo.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     loaded = done.stdout.split()
     assert "octavo.server.engine.client" in loaded, done.stderr
     assert not [name for name in loaded if "replica" in name and "server" in name]
+    assert not [name for name in loaded if "registry" in name and "server" in name]
 
 
 # -- the start ---------------------------------------------------------------------------------

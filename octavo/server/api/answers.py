@@ -114,7 +114,7 @@ class Model(AnswerModel):
 
     ``memory_bytes``: what it takes, or would; null until that is known. ``pinned``: it is not
     unloaded but on request. ``num_requests``: that it has now. ``unload_after``: seconds until it
-    is unloaded, if nobody asks for it; null is never, or not yet."""
+    is unloaded, without a further request; null is never, or not yet."""
 
     id: str
     object: str

@@ -41,7 +41,7 @@ class ModelStatus:
         memory_bytes: weights, KV, activations: what it takes, or would; None until it is known.
         max_model_len: tokens of its context, while it is loaded.
         failure: why it could not be loaded the last time, if so.
-        unload_after: seconds until it is unloaded, if nobody asks for it; None is never.
+        unload_after: seconds until it is unloaded, without a further request; None is never.
     """
 
     names: tuple[str, ...]
@@ -100,7 +100,7 @@ class ModelDirectory(Protocol):
         ...
 
     def keep(self, name: str, seconds: float) -> None:
-        """Set for how long a model stays when nobody asks for it; below 0 is until there is no
+        """Set for how long a model stays without a request; below 0 is until there is no
         room for another one, 0 is not at all. It holds until it is set anew, or unloaded."""
         ...
 

@@ -57,7 +57,7 @@ _PLAIN_TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
 
 class Capacity(Protocol):
-    """What knows whether one more request can be queued."""
+    """Knows whether one more request can be queued."""
 
     def check_capacity(self, tenant: str = "") -> None:
         """Raise QueueFullError if not, whatever its size; EngineUnavailableError if none can be.

@@ -22,9 +22,9 @@ _chosen: ContextVar[ServerContext | RefusingContext] = ContextVar("octavo_model"
 
 
 class RefusingContext:
-    """In place of a model that a request cannot have: an error, where a route asks for the model.
+    """An error in place of a model that a request cannot have.
 
-    So the route answers with it in its own shape.
+    It is raised where a route asks for the model, so that the route answers in its own shape.
     """
 
     def __init__(self, error: HttpError):
@@ -35,7 +35,7 @@ class RefusingContext:
 
 
 class ContextOfRequest:
-    """What all requests have in common; and all else of the model of the request that is being
+    """The things that all requests have in common; and all else of the model of the request that is being
     answered.
 
     Raises:

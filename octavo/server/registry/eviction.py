@@ -1,4 +1,4 @@
-"""Which models have to go so that another one has room."""
+"""Chooses the models that have to go so that another one has room."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import itertools
 import logging
 import time
@@ -30,17 +29,13 @@ from octavo.base.errors import (
     QueueFullError,
 )
 from octavo.server.api.server_context import ModelStatus, ServerContext
-from octavo.server.app import Entrance, create_server_app
 from octavo.server.engine.process import ProcessLauncher
-from octavo.server.http.access_control import App, DrainState
 from octavo.server.http.errors import HttpError, model_not_found, to_http_error
-from octavo.server.http.tenants import Tenants
 from octavo.server.log_lines import log_event
-from octavo.server.registry.context_of_request import ContextOfRequest, choose
+from octavo.server.registry.context_of_request import choose
 from octavo.server.registry.entries import ModelEntry
 from octavo.server.registry.eviction import models_to_unload
 from octavo.server.registry.memory_need import GIB, PlannedModel
-from octavo.server.registry.model_choice import ModelChoice
 from octavo.server.registry.registered_model import LoadOrder, ModelState, RegisteredModel
 from octavo.server.served_model import (
     ModelIdentity,
@@ -49,9 +44,6 @@ from octavo.server.served_model import (
     describe_engine,
     log_choices,
 )
-from octavo.server.watch.logs import RequestLog
-from octavo.server.watch.metrics import ServerMetrics
-from octavo.server.watch.observer_group import ObserverGroup
 from octavo.settings.engine import EngineArgs
 
 _log = logging.getLogger("octavo.server")
@@ -85,8 +77,8 @@ class RegistrySettings:
 
 
 class ModelRegistry:
-    """Loads and unloads models. Belongs to one event loop; see `octavo.server.server.Served` and
-    `octavo.server.api.server_context.ModelDirectory`, which it both is."""
+    """Loads and unloads models. Belongs to one event loop; see
+    `octavo.server.api.server_context.ModelDirectory`, which it is."""
 
     def __init__(
         self,
@@ -105,9 +97,9 @@ class ModelRegistry:
         self._ticks = itertools.count(1)  # breaks ties of time.monotonic()
 
     @property
-    def drain_state(self) -> DrainState:
-        """The state of the server's shutdown."""
-        return self._commons.drain_state
+    def commons(self) -> ServerCommons:
+        """What all models share."""
+        return self._commons
 
     # -- ModelDirectory ----------------------------------------------------------------------
 
@@ -222,7 +214,7 @@ class ModelRegistry:
         if (context := self.acquire_now(model)) is not None:
             return context
         model.check_failure()
-        if sum(order.num_waiting for order in self._orders) >= self._settings.max_waiting:
+        if self.num_waiting >= self._settings.max_waiting:
             raise QueueFullError(
                 f"{self._settings.max_waiting} requests wait for models to be loaded", 1.0
             )
@@ -318,7 +310,7 @@ class ModelRegistry:
             if is_over and model.state is ModelState.LOADED:
                 self._begin_to_unload(model)
         for order in [each for each in self._orders if each.model.is_available]:
-            self._grant(order)  # it was to make room for one that nobody waits for any more
+            self._grant(order)  # it was to make room for one that is not wanted any more
 
     def _serve_orders(self) -> Collection[str]:
         """Begin to load what there is room for; return the names of the models that have to go for
@@ -522,55 +514,17 @@ class ModelRegistry:
         headers = {"x-should-retry": "false"}
         return HttpError(500, message, code="model_load_failed", headers=headers)
 
-    # -- Served ------------------------------------------------------------------------------
+    # -- start and stop ----------------------------------------------------------------------
 
-    async def create_app(self, tenants: Tenants) -> App:
-        metrics = ServerMetrics("", self._commons.families)
-        routes_context: Any = ContextOfRequest(
-            self._commons.settings,
-            self._commons.drain_state,
-            self._commons.created,
-            metrics,
-            self,
-        )
-        entrance = Entrance(
-            self,
-            ObserverGroup(metrics, RequestLog()),
-            metrics,
-            lambda app: ModelChoice(app, self),
-        )
-        return create_server_app(routes_context, tenants, entrance)
-
-    async def start(self, url: str) -> None:
-        started = time.monotonic()
-        self._begin(self._run())
-        with contextlib.suppress(EngineUnavailableError):  # stopped before it began
-            await self._load_first()
-            gc.collect()
-            gc.freeze()  # to look at all modules and tokens takes longer than a token
-            seconds = time.monotonic() - started
-            loaded = [each for each in self._models if each.state is ModelState.LOADED]
-            names = ", ".join(each.name for each in loaded) or "none"
-            others = len(self._models) - len(loaded)
-            log_event(
-                "ready",
-                f"octavo is ready on {url} after {seconds:.1f} s (loaded: {names}; when asked "
-                f"for: {others} more; {self.budget_bytes / GIB:.2f} GiB for models)",
-                {
-                    "url": url,
-                    "models": self._names(),
-                    "seconds": round(seconds, 3),
-                    "model_memory": self.budget_bytes,
-                },
-            )
-
-    async def _load_first(self) -> None:
+    async def start(self) -> None:
         """Load the models that were named, as far as there is room for all of them.
 
         Raises:
             ConfigError, ModelError, EngineError: one of them cannot be loaded.
+            EngineUnavailableError: the server is stopping.
         """
-        orders = []
+        self._begin(self._run())
+        orders: list[LoadOrder] = []
         taken = 0
         for model in [each for each in self._models if each.entry.loads_at_start]:
             model.planned = await asyncio.to_thread(self._settings.plan, model.entry)
@@ -585,43 +539,25 @@ class ModelRegistry:
                 )
                 continue
             taken += model.need_bytes
-            order = self._order(model)
-            order.is_asked_for = True
-            orders.append(order)
-        await asyncio.wait([order.done for order in orders]) if orders else None
+            orders.append(self._order(model))
+            orders[-1].is_asked_for = True
+        await asyncio.gather(*(order.done for order in orders), return_exceptions=True)
         for order in orders:
             if order.cause is not None:
                 raise order.cause
 
-    async def after_start(self) -> None:
-        """Nothing is left to do."""
+    @property
+    def loaded(self) -> Sequence[ServedModel]:
+        """The models that are in memory, or on their way out of it."""
+        return [each.served for each in self._models if each.served is not None]
 
     @property
-    def num_unfinished(self) -> int:
-        served = [each.served for each in self._models if each.served is not None]
-        waiting = sum(order.num_waiting for order in self._orders)
-        return waiting + sum(each.engine.num_unfinished for each in served)
-
-    @property
-    def num_viewers(self) -> int:
-        return sum(
-            each.served.steps.num_viewers for each in self._models if each.served is not None
-        )
-
-    @property
-    def has_given_up(self) -> bool:
-        return False
-
-    async def wait_until_given_up(self) -> None:
-        """Never return: a model that cannot be loaded is tried again."""
-        await asyncio.Event().wait()
-
-    def end_streams(self) -> None:
-        for model in self._models:
-            if model.served is not None:
-                model.served.steps.end()
+    def num_waiting(self) -> int:
+        """Number of requests that wait for a model to be loaded."""
+        return sum(order.num_waiting for order in self._orders)
 
     async def stop(self) -> None:
+        """End all requests and all engines. May be repeated."""
         self._is_stopping = True
         for order in list(self._orders):
             error = EngineUnavailableError("the server is stopping")
@@ -630,5 +566,4 @@ class ModelRegistry:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        served = [each.served for each in self._models if each.served is not None]
-        await asyncio.gather(*(each.stop() for each in served))
+        await asyncio.gather(*(each.stop() for each in self.loaded))

@@ -13,7 +13,7 @@ from octavo.server.registry.eviction import Resident
 from octavo.server.registry.memory_need import MemoryNeed, PlannedModel
 from octavo.server.served_model import ServedModel
 
-# For so long, whoever asks for a model that could not be loaded gets the same error.
+# For so long, all requests for a model that could not be loaded get the same error.
 FAILURE_SECONDS = 10.0
 
 
@@ -92,7 +92,7 @@ class RegisteredModel:
 
     @property
     def idle_since(self) -> float | None:
-        """The time since which nobody asks for it; None while it has requests or is not loaded."""
+        """The time of its last request; None while it has requests, or is not loaded."""
         is_idle = self.state is ModelState.LOADED and not self.num_requests
         return self.last_used if is_idle else None
 
@@ -133,7 +133,7 @@ class LoadOrder:
     def __init__(self, model: RegisteredModel):
         self.model = model
         self.num_waiting = 0
-        self.is_asked_for = False  # by an operator: it stays when nobody waits
+        self.is_asked_for = False  # by an operator: it stays when no request waits
         self.is_planned = False  # what it needs is being found out
         self.is_begun = False  # it is being loaded
         self.is_granted = False
@@ -159,6 +159,6 @@ class LoadOrder:
 
 
 def _take_notice(done: asyncio.Future[None]) -> None:
-    """Look at an error that nobody may wait for any more."""
+    """Look at an error, for which no request may wait any more."""
     if not done.cancelled():
         done.exception()

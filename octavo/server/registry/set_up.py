@@ -16,6 +16,7 @@ from octavo.server.http.access_control import DrainState
 from octavo.server.registry.entries import ModelEntry, check_names, models_in
 from octavo.server.registry.memory_need import PlannedModel, plan_model
 from octavo.server.registry.model_registry import ModelRegistry, RegistrySettings
+from octavo.server.registry.several_models import SeveralModels
 from octavo.server.requested_model import RequestedModel
 from octavo.server.served_model import ServerCommons, model_name
 from octavo.server.settings import ServerSettings
@@ -57,8 +58,8 @@ class RegistrySetUp:
         self._check_pins()
         self._budget = _budget(settings, [entry.args for entry in self._entries])
 
-    def create(self) -> tuple[DrainState, ModelRegistry]:
-        """Return the registry, and the state of its server's shutdown."""
+    def create(self) -> tuple[DrainState, SeveralModels]:
+        """Return what the server serves, and the state of its shutdown."""
         settings = self._settings
         registry_settings = RegistrySettings(
             budget_bytes=self._budget,
@@ -71,7 +72,7 @@ class RegistrySetUp:
         )
         commons = partial(ServerCommons.create, settings)
         registry = ModelRegistry(self._entries, registry_settings, commons)
-        return registry.drain_state, registry
+        return registry.commons.drain_state, SeveralModels(registry)
 
     def _plan(self, entry: ModelEntry) -> PlannedModel:
         args = open_source(entry.path, entry.args.model_impl).settings(entry.args)
