@@ -17,7 +17,7 @@ from octavo.server.served_model import ServedModel, describe_engine, log_choices
 
 
 class OneModel:
-    """What a server of one model serves: see `octavo.server.server.Served`."""
+    """Serves one model: see `octavo.server.server.Served`."""
 
     def __init__(self, model: ServedModel):
         self.model = model

@@ -75,7 +75,7 @@ class ModelIdentity:
 
 @dataclass(frozen=True)
 class ServerCommons:
-    """What all models of a server share.
+    """The objects that all models of a server share.
 
     Args:
         created: Unix time of the server's start.
@@ -293,7 +293,7 @@ def describe_engine(facts: EngineFacts) -> str:
     """Return what an engine runs on, and its limits, in words for the log."""
     info = facts.info
     return (
-        f"{info['device']}, {info['kernels']} kernels, "
+        f"{info.get('device')}, {info.get('kernels')} kernels, "
         f"context {facts.max_model_len}, {facts.max_num_seqs} requests at once"
     )
 

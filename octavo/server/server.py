@@ -29,7 +29,7 @@ _LAST_WORDS_SECONDS = 1.0
 
 
 class Served(Protocol):
-    """What a server serves: one model, or several."""
+    """The models that a server serves: one, or several."""
 
     async def create_app(self, tenants: Tenants) -> App:
         """Return the app that answers HTTP; engines may still be loading.

@@ -35,8 +35,8 @@ class RefusingContext:
 
 
 class ContextOfRequest:
-    """The things that all requests have in common; and all else of the model of the request that is being
-    answered.
+    """The things that all requests have in common; all others are those of the model of the
+    request that is being answered.
 
     Raises:
         LookupError: no request is being answered, for anything of a model.
