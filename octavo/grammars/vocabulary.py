@@ -72,6 +72,13 @@ class GrammarVocabulary:
         )
 
 
+def byte_vocabulary() -> GrammarVocabulary:
+    """Return the vocabulary of the bytes and of one token that ends an answer: it can write
+    everything."""
+    texts = [*(bytes([i]) for i in range(256)), b"<end>"]
+    return GrammarVocabulary(texts, {"<end>": 256}, (256,))
+
+
 class _Wrapper:
     """The attributes that `LLTokenizer` asks a tokenizer for."""
 

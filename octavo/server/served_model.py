@@ -58,7 +58,7 @@ _log = logging.getLogger("octavo.server")
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """What a model is called, and where it is.
+    """The names of a model, and its place.
 
     Args:
         names: those that clients may use; answers have the first.

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from octavo.bench.structured import study
+from octavo.bench.structured import study, validity_study
 from octavo.bench.structured.llama_server import LlamaAnswer
 from octavo.cli import main
 
@@ -49,6 +49,31 @@ def test_a_table_for_people(bench):
     assert status == 0
     (line,) = (line for line in out.splitlines() if line.strip().startswith("2 streams"))
     assert line.strip().endswith("×")
+
+
+def test_answers_to_schemas_of_all_keywords_are_checked(bench, monkeypatch):
+    schemas = [SCHEMA, {"type": "integer"}, {"not": {"pattern": "a"}}, {"type": "string"}]
+    monkeypatch.setattr(
+        validity_study, "varied_schema", lambda number: schemas[number % len(schemas)]
+    )
+    status, out, _ = bench("--valid", 8, "--seed", 4, "--json")
+    rows = json.loads(out)["rows"]
+    assert status == 0 and [row["kind"] for row in rows] == ["random logits", "model"]
+    for row in rows:
+        assert row["schemas"] == 8 and row["refused"] == {"not": 2} and row["failures"] == []
+        assert row["finished"] + row["cut"] == 6 and row["finished"] >= 2
+        assert (row["valid"], row["completed"]) == (row["finished"], row["cut"])
+    _, table, _ = bench("--valid", 4)
+    assert "not 1" in table and "completed" in table
+
+
+def test_an_answer_that_is_not_valid_is_shown(bench, monkeypatch):
+    monkeypatch.setattr(validity_study, "varied_schema", lambda number: SCHEMA)
+    monkeypatch.setattr(validity_study.Validity, "is_valid", lambda self, text, schema: False)
+    status, out, err = bench("--valid", 1, "--json")
+    assert status == 1 and "not all answers are valid" in err
+    (failure,) = json.loads(out)["rows"][0]["failures"]
+    assert json.loads(failure["schema"]) == SCHEMA
 
 
 def test_schemas_that_are_refused_are_counted(bench, monkeypatch):

@@ -9,8 +9,9 @@ from grammar_walks import WORDS, allowed, mask, walk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.base.errors import InvalidRequestError
+from octavo.base.errors import ConstraintError, InvalidRequestError
 from octavo.core.structured_outputs import StructuredOutputs
+from octavo.grammars import grammar_mask
 from octavo.grammars.compiler import GrammarCompiler
 
 SCHEMA = {
@@ -190,3 +191,28 @@ def test_a_limit_of_its_own_ends_an_answer():
     followed.rollback(count)
     assert followed.num_tokens == 2
     assert ord("a") in allowed(followed) or "too complex" in followed.problem
+
+
+def test_a_mask_that_takes_too_long_ends_its_answer_and_the_grammar(monkeypatch):
+    """Others go on: theirs were made before. Time is what the thread says."""
+    compiler = GrammarCompiler(byte_tokenizer(WORDS), VOCAB + len(WORDS) + 3, [EOS])
+    asked = StructuredOutputs(regex="[ab]{9}")
+    slow, other = compiler.mask(asked), compiler.mask(asked)
+    copied = other.fork()
+    assert any(other.bitmask())
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar_mask, "thread_time", iter([0.0, 0.049, 0.0, 0.051]).__next__)
+        assert any(slow.bitmask())
+        slow.advance(b"a")
+    assert not any(slow.bitmask())
+    assert "too complex for this answer" in slow.problem and "50 ms" in slow.problem
+    slow.advance(b"aa")
+    slow.rollback(3)
+    assert slow.num_tokens == 0 and not any(slow.bitmask()) and not any(slow.fork().bitmask())
+    assert slow.num_allowed(b"a") == 0 and slow.forced_tokens(5) == []
+    for each in (other, copied):
+        each.advance(b"a")
+        assert any(each.bitmask()) and each.problem is None
+    with pytest.raises(ConstraintError, match="too complex") as error:
+        compiler.mask(asked)
+    assert error.value.reason == "too_complex"

@@ -9,21 +9,13 @@ from octavo.serving.answer_reader import AnswerReader, AskedTools
 
 
 @pytest.mark.parametrize(
-    ("name", "after", "begin"),
-    [
-        ("hermes", "</think>", "<think>"),
-        (
-            "harmony",
-            "<|end|><|start|>assistant<|channel|>final<|message|>",
-            "<|channel|>analysis<|message|>",
-        ),
-    ],
+    ("name", "after"), [("hermes", "</think>"), ("harmony", "<|channel|>final<|message|>")]
 )
-def test_content_is_constrained_behind_the_thought_and_what_is_before_content(name, after, begin):
+def test_content_is_constrained_behind_the_thought_and_what_is_before_content(name, after):
     for begins_in_thought in (False, True):
         reader = AnswerReader(CASES[name].format(), AskedTools(), begins_in_thought)
         asked = SamplingParams(structured_outputs=StructuredOutputs(regex="[0-9]"))
         _, prepared = reader.prepare(asked)
         constraint = prepared.structured_outputs
         assert constraint is not None and constraint.begins_after == after
-        assert constraint.begins_with == (None if begins_in_thought else begin)
+        assert constraint.preamble == reader.format.before_body(begins_in_thought=begins_in_thought)

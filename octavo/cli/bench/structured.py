@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from octavo.bench.structured.study import StructuredRow
+    from octavo.bench.structured.validity_study import ValidityRow
 
 EXAMPLES = """\
 Random schemas are answered with random logits and by the model, and checked by the package
@@ -24,6 +25,7 @@ beside plain decoding of as many tokens, and forced tokens as drafts beside none
 examples:
   octavo bench structured
   octavo bench structured qwen2.5-coder-0.5b --schemas 2000 --json
+  octavo bench structured qwen2.5-coder-0.5b --valid 2000 --max-tokens 64
   octavo bench structured qwen2.5-coder-0.5b --llama-server http://127.0.0.1:8080
 
 docs/metrics.md says what each figure is.
@@ -33,6 +35,12 @@ docs/metrics.md says what each figure is.
 def configure(parser: argparse.ArgumentParser) -> None:
     common.add_benchmark_arguments(parser, skip={"seed"}, plot=False)
     add_number(parser, "--schemas", "random schemas, answered with random logits", 200)
+    add_number(
+        parser,
+        "--valid",
+        "instead of all this: schemas of all keywords, answered with random logits and by the "
+        "model; finished answers must be valid, and cut ones the beginning of something valid",
+    )
     add_number(parser, "--streams", "of the row with several streams at once", 32)
     add_number(parser, "--max-tokens", "the most tokens of an answer", 256)
     add_value(
@@ -45,6 +53,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    return _measure(args) if args.valid is None else _check(args)
+
+
+def _check(args: argparse.Namespace) -> int:
+    from octavo.bench.record import Recorder
+    from octavo.bench.structured.validity_study import ValidityStudy
+
+    settings = common.engine_args(args, seed=args.seed, max_num_seqs=args.streams)
+    recorder = Recorder(common.asked_for(args), settings.threads)
+    numbers = range(args.seed, args.seed + args.valid)
+    with (
+        recorder,
+        common.open_session(settings) as session,
+        terminal.progress_over("checking", ValidityStudy.num_turns(args.valid)) as advance,
+    ):
+        recorder.engine = session.info
+        rows = ValidityStudy(session, numbers, args.max_tokens, advance).measure()
+    recorder.warnings += [
+        f"{row.kind}: not all answers are valid" for row in rows if not row.is_sound
+    ]
+    document = {
+        "model": args.model,
+        "max_tokens": args.max_tokens,
+        "rows": [row.as_json() for row in rows],
+        "run": recorder.as_json(),
+    }
+    common.report(args, document, lambda console: _print_checks(console, args, rows))
+    return 0 if all(row.is_sound for row in rows) else 1
+
+
+def _measure(args: argparse.Namespace) -> int:
     from octavo.bench.record import Recorder
     from octavo.bench.structured.llama_server import LlamaServer
     from octavo.bench.structured.study import StructuredPlan, StructuredStudy
@@ -82,6 +121,24 @@ def _invalid(rows: list[StructuredRow]) -> list[str]:
 
 
 # -- for people -----------------------------------------------------------------------------------
+
+
+def _print_checks(console: Console, args: argparse.Namespace, rows: list[ValidityRow]) -> None:
+    head = ("", "schemas", "finished", "valid", "cut", "completed", "refused")
+    figures = [
+        (
+            row.kind,
+            *(str(n) for n in (row.schemas, row.finished, row.valid, row.cut, row.completed)),
+            str(row.refused.total()),
+        )
+        for row in rows
+    ]
+    common.print_figures(console, f"{args.model}: answers under schemas", head, figures)
+    for row in rows:
+        for failure in row.failures[:3]:
+            console.print(f"{row.kind}: {failure}", markup=False)
+    refused = ", ".join(f"{name} {count}" for name, count in rows[0].refused.most_common())
+    console.print(f"refused: {refused or 'none'}", style="dim", markup=False)
 
 
 def _print(console: Console, args: argparse.Namespace, rows: list[StructuredRow]) -> None:

@@ -51,7 +51,7 @@ class MemoryNeed:
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """What a model needs, and the arguments by which its engine takes no more than that."""
+    """The memory of a model, and the arguments by which its engine takes no more than that."""
 
     need: MemoryNeed
     args: EngineArgs

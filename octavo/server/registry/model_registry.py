@@ -98,7 +98,7 @@ class ModelRegistry:
 
     @property
     def commons(self) -> ServerCommons:
-        """What all models share."""
+        """The objects that all models share."""
         return self._commons
 
     # -- ModelDirectory ----------------------------------------------------------------------

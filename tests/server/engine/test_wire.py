@@ -19,6 +19,7 @@ from octavo.base.errors import (
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.stats import StepStats
+from octavo.core.thought_texts import ThoughtTexts
 from octavo.server.engine import (
     client,
     front,
@@ -109,6 +110,10 @@ def test_stats_of_a_request_come_back():
         SamplingParams(n=3, max_tokens=None, stop=("a", "b"), seed=2**64 - 1, top_p=0.5),
         SamplingParams(speculative={"enabled": False, "num_speculative_tokens": 3}),
         SamplingParams(logit_bias={5: -1.5, 7: 2}, allowed_token_ids=(1, 2), prompt_logprobs=0),
+        SamplingParams(
+            thinking_token_budget=3,
+            thought_texts=ThoughtTexts("<a>", ("</a>",), "</a>", True),
+        ),
     ],
 )
 def test_parameters_are_sent_as_far_as_they_say_something(params):

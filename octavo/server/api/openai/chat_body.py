@@ -144,6 +144,9 @@ class ChatCompletionRequest(GenerationFields):
     reasoning_effort: Label | None = Field(
         None, description="none is not to think; as far as the chat template knows it"
     )
+    enable_thinking: bool | None = Field(
+        None, description="whether to think; as far as the chat template knows it"
+    )
     include_reasoning: bool | None = Field(None, description="false leaves thoughts out (yes)")
     separate_reasoning: bool | None = Field(
         None, description="false leaves thoughts in the content, with their tags (yes)"

@@ -66,15 +66,15 @@ class ChatChoiceWriter(ChoiceWriter):
             shown["tool_calls"] = [_piece_of_call(call) for call in parsed.tool_calls]
         return {
             "delta": shown,
-            "logprobs": chat_logprobs(delta.logprobs, self._names) if delta.logprobs else None,
+            "logprobs": self._logprobs(index, delta) if delta.logprobs else None,
             **self._end(index, delta),
         }
 
     def message(self, index: int, completion: Delta) -> dict[str, Any]:
-        wants_logprobs = self._job.params.logprobs is not None
-        logprobs = chat_logprobs(completion.logprobs, self._names) if wants_logprobs else None
         parsed = ParsedMessage()
         parsed.add(self._shown(self._parse(index, completion), index))
+        wants_logprobs = self._job.params.logprobs is not None
+        logprobs = self._logprobs(index, completion) if wants_logprobs else None
         has_parts = parsed.tool_calls or parsed.reasoning
         message: dict[str, Any] = {
             "role": "assistant",
@@ -86,6 +86,14 @@ class ChatChoiceWriter(ChoiceWriter):
         if parsed.tool_calls:
             message["tool_calls"] = [_call(call) for call in parsed.tool_calls]
         return {"message": message, "logprobs": logprobs, **self._end(index, completion)}
+
+    def _logprobs(self, index: int, delta: Delta) -> dict[str, Any]:
+        """Return the object of all tokens that were generated, but for thoughts that are left
+        out."""
+        entries = delta.logprobs
+        if not self._shows_thoughts and (flags := self._parsings[index].are_thoughts):
+            entries = [entry for entry, flag in zip(entries, flags, strict=True) if not flag]
+        return chat_logprobs(entries, self._names)
 
     def about_prompt(self) -> dict[str, Any]:
         extra: dict[str, Any] = {}
@@ -121,7 +129,8 @@ class ChatChoiceWriter(ChoiceWriter):
             return {}
         parsing = self._parsings[index]
         end: dict[str, Any] = {}
-        if parsing.num_calls and delta.finish_reason == "stop":
+        # A stop string may cut off a call, which is not to be made then.
+        if parsing.num_calls and delta.finish_reason == "stop" and not parsing.has_open_call:
             end["finish_reason"] = "tool_calls"
         if parsing.warnings:
             end["warnings"] = parsing.warnings
@@ -135,12 +144,13 @@ class _Parsing:
         self._parser = reader.parser()
         self._count = reader.thought_count()
         self.num_calls = 0
+        self.are_thoughts: list[bool] = []  # by token of the last delta
         self._is_merging = False  # within a thought that is shown as content
 
     def take(self, delta: Delta) -> MessageDelta:
         """Parse a delta."""
         if self._count is not None:
-            self._count.add(delta.token_ids)
+            self.are_thoughts = self._count.add(delta.token_ids)
         parsed = read_delta(self._parser, delta)
         self.num_calls += sum(1 for call in parsed.tool_calls if call.id)
         return parsed
@@ -157,6 +167,10 @@ class _Parsing:
     @property
     def num_thought_tokens(self) -> int:
         return 0 if self._count is None else self._count.num_tokens
+
+    @property
+    def has_open_call(self) -> bool:
+        return self._parser.has_open_call
 
     @property
     def warnings(self) -> list[str]:

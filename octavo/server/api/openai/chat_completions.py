@@ -64,6 +64,7 @@ async def _begin(
         parallel_tool_calls=body.parallel_tool_calls,
         documents=body.documents,
         reasoning_effort=body.reasoning_effort,
+        thinking=body.enable_thinking,
         chat_template=body.chat_template,
         chat_template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=_adds_generation_prompt(body),
@@ -87,6 +88,8 @@ async def _begin(
         else:
             reader, params = reader.prepare(params)
     except InvalidRequestError as error:
+        if error.field != "structured_outputs":
+            raise
         raise error.with_field(body.constraint.field if body.constraint else "tools") from None
     job = await GenerationJob(server, request, body, [token_ids], params).begin()
     return job, reader
