@@ -19,18 +19,13 @@ from starlette.requests import ClientDisconnect
 
 from octavo.base.errors import ConfigError, EngineUnavailableError, QueueFullError
 from octavo.page.site import is_page
-<<<<<<< HEAD
 from octavo.server.engine.generation import EngineObserver
-from octavo.server.http.context import IgnoredFields, RequestContext, create_request_id
-=======
-from octavo.server.engine.generation import EngineClient, EngineObserver
 from octavo.server.http.context import (
     REFUSED_CONSTRAINT,
     IgnoredFields,
     RequestContext,
     create_request_id,
 )
->>>>>>> main
 from octavo.server.http.errors import HttpError, error_response, to_http_error
 from octavo.server.http.hosts import AllowedHosts
 from octavo.server.http.shared_limits import BodyAllocation, BodyMemory
