@@ -20,6 +20,7 @@ import uvicorn
 from octavo.server.http.access_control import App, DrainState
 from octavo.server.http.connection import uvicorn_config
 from octavo.server.http.tenants import Tenants
+from octavo.server.running_servers import noted
 from octavo.server.settings import STOP_SIGNALS, ServerSettings
 
 _log = logging.getLogger("octavo.server")
@@ -110,8 +111,9 @@ class OctavoServer:
                     await self.served.start(self._url)
                     if self._is_open_to_all and not self._drain_state.is_draining:
                         _log.warning("%s", without_a_key(self._url))
-                    await self.served.after_start()
-                    await self._wait_for_the_end(serving)
+                    with noted(self._url):
+                        await self.served.after_start()
+                        await self._wait_for_the_end(serving)
                     return 1 if self.served.has_given_up else 0
             finally:
                 await self.served.stop()

@@ -154,6 +154,9 @@ class ServerMetrics(EngineObserver):
     def on_rejected(self, reason: str) -> None:
         self._series("admission_rejections", reason).inc()
 
+    def on_constraint_refused(self, reason: str) -> None:
+        self._series("structured_output_refusals", reason).inc()
+
     def on_ignored_fields(self, names: Sequence[str]) -> None:
         self._series("ignored_fields").inc(len(names))
 
@@ -246,9 +249,6 @@ class Metrics(ServerMetrics):
         self._series("tool_calls", format_name).inc(num_calls)
         for reason in malformed:
             self._series("malformed_tool_calls", reason).inc()
-
-    def on_constraint_refused(self, reason: str) -> None:
-        self._series("structured_output_refusals", reason).inc()
 
     def on_tokens(self, generation: Generation, num_tokens: int, gap: float | None) -> None:
         self._generation_tokens.inc(num_tokens)
