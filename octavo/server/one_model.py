@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import time
@@ -22,18 +21,16 @@ class OneModel:
     def __init__(self, model: ServedModel):
         self.model = model
         self._started = time.monotonic()
-        self._starting: asyncio.Task[None] | None = None
 
     async def create_app(self, tenants: Tenants) -> App:
         self._started = time.monotonic()
-        self._starting = asyncio.create_task(self.model.engine.start())
+        self.model.launch()
         return create_server_app(await self.model.prepare(), tenants)
 
     async def start(self, url: str) -> None:
-        assert self._starting is not None
         self.model.observe()
         with contextlib.suppress(EngineUnavailableError):  # stopped before it began
-            await self._starting
+            await self.model.ready()
             gc.collect()
             gc.freeze()  # to look at all modules and tokens takes longer than a token
             self._announce(url)
@@ -73,5 +70,3 @@ class OneModel:
 
     async def stop(self) -> None:
         await self.model.stop()
-        if self._starting is not None:
-            await asyncio.gather(self._starting, return_exceptions=True)

@@ -109,7 +109,7 @@ class ServerCommons:
 
 
 class ServedModel:
-    """A model from its start to its stop, each of which is called once."""
+    """A model from its start (`launch`, `prepare`, `ready`, `observe`) to its stop."""
 
     def __init__(
         self,
@@ -127,6 +127,7 @@ class ServedModel:
         self._chat_template = chat_template
         self._find_calibration = find_calibration
         self._tokenizer: Tokenizer | None = None
+        self._starting: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.steps = StepStream()
         self.metrics = Metrics(identity.names[0], commons.families)
@@ -142,6 +143,20 @@ class ServedModel:
         self.engine = self._create_engine(args, launcher)
 
     # -- start and stop ----------------------------------------------------------------------
+
+    def launch(self) -> None:
+        """Begin to start the engine, beside which `prepare` may run."""
+        self._starting = asyncio.create_task(self.engine.start())
+
+    async def ready(self) -> None:
+        """Return when the engine is ready.
+
+        Raises:
+            ModelError, ConfigError, EngineError: what kept it from starting.
+            EngineUnavailableError: it was stopped before.
+        """
+        assert self._starting is not None, "launch comes first"
+        await self._starting
 
     async def prepare(self) -> ServerContext:
         """Load the tokenizer, and return what routes work with: its engine need not be ready.
@@ -172,6 +187,8 @@ class ServedModel:
             task.cancel()
         self._tasks.clear()
         await self.engine.stop(why)
+        if self._starting is not None:
+            await asyncio.gather(self._starting, return_exceptions=True)
 
     async def predict_steps(self) -> None:
         """Have steps measured against the facts known of this machine; without any, log why not."""

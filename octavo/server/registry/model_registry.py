@@ -48,6 +48,8 @@ from octavo.settings.engine import EngineArgs
 
 _log = logging.getLogger("octavo.server")
 
+_LOOK_SECONDS = 0.1  # between two looks at models that work on what no request waits for
+
 CreateLauncher = Callable[[EngineArgs], ProcessLauncher]
 FindCalibration = Callable[[str], Any]
 
@@ -292,6 +294,8 @@ class ModelRegistry:
             self._changed.clear()
             self._advance()
             waits = [s for model in self._models if (s := model.unload_after) is not None]
+            if any(model.works_alone for model in self._models):
+                waits.append(_LOOK_SECONDS)  # no request tells when that is over
             try:
                 async with asyncio.timeout(min(waits) + 1e-3 if waits else None):
                     await self._changed.wait()
@@ -306,7 +310,7 @@ class ModelRegistry:
         leaving = self._serve_orders()
         for model in self._models:
             model.is_leaving = model.name in leaving
-            is_over = (model.is_leaving or model.must_end) and not model.num_requests
+            is_over = (model.is_leaving or model.must_end) and not model.is_busy
             if is_over and model.state is ModelState.LOADED:
                 self._begin_to_unload(model)
         for order in [each for each in self._orders if each.model.is_available]:
@@ -424,13 +428,12 @@ class ModelRegistry:
             chat_template=entry.chat_template,
             find_calibration=lambda: self._settings.find_calibration(args.model),
         )
-        starting = asyncio.create_task(served.engine.start())
+        served.launch()
         try:
             context = await served.prepare()
-            await starting
+            await served.ready()
         except BaseException:
             await served.stop()
-            await asyncio.gather(starting, return_exceptions=True)
             served.metrics.close()
             raise
         served.observe()

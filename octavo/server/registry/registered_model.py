@@ -70,8 +70,18 @@ class RegisteredModel:
     def need_bytes(self) -> int:
         return 0 if self.need is None else self.need.total
 
+    @property
+    def works_alone(self) -> bool:
+        """Whether its engine has work that no request of a client waits for any more."""
+        is_at_work = self.served is not None and self.served.engine.num_unfinished > 0
+        return is_at_work and not self.num_requests and self.state is ModelState.LOADED
+
+    @property
+    def is_busy(self) -> bool:
+        return self.num_requests > 0 or self.works_alone
+
     def as_resident(self) -> Resident:
-        is_busy = self.num_requests > 0 or self.state is ModelState.LOADING
+        is_busy = self.is_busy or self.state is ModelState.LOADING
         return Resident(self.name, self.need_bytes, self.last_used, self.is_pinned, is_busy)
 
     def fail(self, failure: HttpError) -> None:
@@ -93,7 +103,7 @@ class RegisteredModel:
     @property
     def idle_since(self) -> float | None:
         """The time of its last request; None while it has requests, or is not loaded."""
-        is_idle = self.state is ModelState.LOADED and not self.num_requests
+        is_idle = self.state is ModelState.LOADED and not self.is_busy
         return self.last_used if is_idle else None
 
     @property

@@ -9,6 +9,8 @@ import httpx
 import pytest
 from scripted_engine import READY
 
+from octavo.core.sampling_params import SamplingParams
+from octavo.server.engine.generation import GenerationRequest
 from octavo.server.http.tenants import Tenants
 from octavo.server.registry.several_models import SeveralModels
 from octavo.server.settings import ServerSettings
@@ -248,3 +250,19 @@ def test_an_error_of_loading_is_told_over_http(over_http):
         await asyncio.gather(waiting, return_exceptions=True)
 
     over_http(main, "a", "b", held=("a", "b"), threads=False)
+
+
+def test_what_is_made_in_the_background_keeps_its_model(over_http):
+    """A request may end before the work that it has begun."""
+
+    async def main(client, setting):
+        async with setting.registry.use("a") as context:
+            request = GenerationRequest("r1", [1, 2, 3], SamplingParams(max_tokens=40), 0.0)
+            generation = context.submit(request)
+        waiting = asyncio.create_task(post(client, **asking("b")))
+        completions = await generation.collect()
+        assert len(completions[0].token_ids) == 40
+        assert (await waiting).json()["model"] == "b"
+        assert setting.states() == {"a": "unloaded", "b": "loaded"}
+
+    over_http(main, "a", "b", budget=100)
