@@ -19,7 +19,8 @@ from octavo.chat_formats.tools import Tool, ToolChoice, tools_of
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.core.thought_texts import ThoughtTexts
 
-_RESPONSE = ("<response>", "</response>")  # of Granite 3 and ERNIE
+# Tags around content of Granite 3 and ERNIE, and of Hunyuan.
+_ANSWERS = (("<response>", "</response>"), ("<answer>", "</answer>"))
 
 
 class Template(NamedTuple):
@@ -47,6 +48,8 @@ class ChatFormat:
     - for calls behind a tag ``openers``, the tags that begin a call or a group of calls, the usual
       one first; `read_call`, which reads what follows one of them; `call`, the grammar of that;
       ``repeats``, whether there may be another opener after it; and ``closers``, further tags;
+    - ``marks``, tags around content, which are dropped; and ``calls_follow_content``, whether a
+      message that has content may go on with calls;
     - for calls without a tag, with which an answer begins, ``bare_beginnings``, the characters with
       which they begin; `read_bare_call`, `bare_call` and `like_a_bare_call`; and ``uses_opener``,
       which is False if calls that are required are written so.
@@ -61,9 +64,11 @@ class ChatFormat:
     name: ClassVar[str]
     openers: ClassVar[tuple[str, ...]] = ()
     closers: ClassVar[tuple[str, ...]] = ()
+    marks: ClassVar[tuple[str, ...]] = ()
     bare_beginnings: ClassVar[str] = ""
     uses_opener: ClassVar[bool] = True
     repeats: ClassVar[bool] = True
+    calls_follow_content: ClassVar[bool] = True
 
     def __init__(self, template: Template):
         self.template = template
@@ -92,7 +97,7 @@ class ChatFormat:
     @property
     def marks_of_answers(self) -> tuple[str, ...]:
         """The tags around content that follows a thought. They say nothing, and are dropped."""
-        return _RESPONSE if self.template.has(*_RESPONSE) else ()
+        return next((tags for tags in _ANSWERS if self.template.has(*tags)), ())
 
     @property
     def ends_of_thought(self) -> tuple[str, ...]:
@@ -155,8 +160,8 @@ class ChatFormat:
         known = {tool.name: tool for tool in tools_of(tools)}
         stream = TextStream()
         message = MessageWriter(stream, self.new_id, holds_calls=not is_constrained)
-        if content_is_whole and not content_is_json and not known:
-            reading = self._read_whole(stream, message, begins_in_thought)
+        if content_is_whole and not known:
+            reading = self._read_whole(stream, message, begins_in_thought, content_is_json)
         else:
             reading = self._read(stream, message, known, begins_in_thought, content_is_json)
         return OutputParser(stream, message, reading)
@@ -225,7 +230,11 @@ class ChatFormat:
                 tag = ""
 
     def _read_whole(
-        self, stream: TextStream, message: MessageWriter, begins_in_thought: bool
+        self,
+        stream: TextStream,
+        message: MessageWriter,
+        begins_in_thought: bool,
+        content_is_json: bool,
     ) -> Reading[None]:
         """Read what `before_body` is the grammar of, and content to the end."""
         begin = self.thoughts.begin if self.thoughts is not None else ""
@@ -240,6 +249,9 @@ class ChatFormat:
             is_inside = bool(self.before_content) and (yield from stream.starts_with(begin))
         if self.before_content and not (yield from stream.starts_with(self.before_content)):
             return  # it was cut off
+        if content_is_json:
+            yield from self._read_json(stream, message)
+            return
         tag = yield from stream.up_to(self._control_tags, message.content)
         while (yield from stream.peek()):  # else it is the token that ended the answer
             message.content(tag)
@@ -293,12 +305,12 @@ class ChatFormat:
 
     @cached_property
     def _tags_with_tools(self) -> Tags:
-        own = (*self.openers, *self.closers, *(self.thoughts or ()))
+        own = (*self.openers, *self.closers, *self.marks, *(self.thoughts or ()))
         return Tags((*own, *self.template.special_tokens))
 
     @cached_property
     def _tags_without_tools(self) -> Tags:
-        return Tags((*(self.thoughts or ()), *self.template.special_tokens))
+        return Tags((*self.marks, *(self.thoughts or ()), *self.template.special_tokens))
 
     @cached_property
     def _control_tags(self) -> Tags:

@@ -28,7 +28,8 @@ class Command(ChatFormat):
 
     name = "command"
     openers = (_BEGIN,)
-    closers = (_END, *(tag for tags in _RESPONSES for tag in tags))
+    closers = (_END,)
+    marks = tuple(tag for tags in _RESPONSES for tag in tags)
     repeats = False
 
     @classmethod
@@ -68,7 +69,7 @@ class Command(ChatFormat):
         self, grammar: Grammar, tools: Sequence[Tool], parallel: bool, known: Sequence[Tool]
     ) -> str:
         begin, end = self._response
-        tags = frozenset((*self.openers, *self.closers, *(self.thoughts or ())))
+        tags = frozenset((*self.openers, *self.closers, *self.marks, *(self.thoughts or ())))
         options = [
             f"{grammar.after_gap(begin)} {grammar.free(tags)} ({grammar.text(end)})?",
             grammar.free(tags),

@@ -51,6 +51,7 @@ class Harmony(ChatFormat):
 
     name = "harmony"
     openers = (_START, _CHANNEL)
+    calls_follow_content = False
     closers = (_CONSTRAIN, _MESSAGE, _END, _CALL, _RETURN)
 
     @classmethod

@@ -21,6 +21,7 @@ _BEGIN, _END = "<tool_call>", "</tool_call>"
 _FENCE = "```"
 _BEFORE = rf"({_FENCE}(json|xml|)\n)?"
 _DOUBLED = "{{"
+_OTHER_NAMESPACE = "]<]minimax[>["  # of MiniMax M3, whose tags have other things in them
 _LANGUAGE = re.compile(r"[a-z]+")
 
 
@@ -39,7 +40,7 @@ class Hermes(ChatFormat):
 
     @classmethod
     def fits(cls, template: Template) -> bool:
-        return template.has(_BEGIN)
+        return template.has(_BEGIN) and not template.has(_OTHER_NAMESPACE)
 
     def read_call(
         self, opener: str, stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool]

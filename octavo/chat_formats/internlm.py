@@ -38,5 +38,6 @@ class InternLM(ChatFormat):
         message.end_call()
 
     def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
+        key = "arguments" if self.template.has('"arguments"') else "parameters"
         begin = grammar.text(f"{_PLUGIN}\n")
-        return f"{begin} {json_call(grammar, tools, 'parameters')} {grammar.text(_END)}"
+        return f"{begin} {json_call(grammar, tools, key)} {grammar.text(_END)}"

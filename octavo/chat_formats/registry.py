@@ -16,6 +16,7 @@ from octavo.chat_formats.internlm import InternLM
 from octavo.chat_formats.invoke_calls import DeepSeekV4, DeepSeekV32, MiniMaxM2
 from octavo.chat_formats.json_lists import Granite3, Nemotron, Phi4Mini, ToolCallsList
 from octavo.chat_formats.kimi_k2 import KimiK2
+from octavo.chat_formats.kimi_k3 import KimiK3
 from octavo.chat_formats.llama_json import LlamaJSON
 from octavo.chat_formats.mistral import Mistral, MistralArgs
 from octavo.chat_formats.pythonic import Olmo3, Pythonic, TaggedPythonic
@@ -33,6 +34,7 @@ FORMATS: tuple[type[ChatFormat], ...] = (
     DeepSeekV32,
     DeepSeekV4,
     KimiK2,
+    KimiK3,
     MiniMaxM2,
     GLM47,
     GLM4,

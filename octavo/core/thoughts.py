@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from octavo.core.thought_texts import ThoughtTexts
-from octavo.core.token_mask import Bits
+from octavo.core.token_mask import Bits, MaskPart
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class ThoughtBudget:
         closing: the tokens of that text; one of the thought's ends is in it.
     """
 
-    is_slow = False
+    seconds = 0.0
     is_over = False  # another thought may begin
     problem = None
 
@@ -114,6 +114,9 @@ class ThoughtBudget:
     def bitmask(self) -> Bits | None:
         place = self._places[-1]
         return self._bits[place.num_forced] if self._is_closing(place) else None
+
+    def parts(self) -> Sequence[MaskPart]:
+        return ()
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         forced = self.forced_tokens(len(token_ids))

@@ -14,7 +14,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from octavo.base.errors import ConstraintError
+from octavo.base.errors import ConstraintError, QueueFullError
 from octavo.core.stats import ConstraintStats
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.grammars.explanations import explained
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 # Some limits are first met when a token has come: what is over them there is refused, too.
 _NUM_FIRST_TOKENS = 2
+
+# To have a constraint tried, where other programs have the processors.
+_MAX_ATTEMPTS = 5
 
 # What takes longer to compile is not compiled again in the engine's thread.
 _QUICK_SECONDS = 0.02
@@ -60,7 +63,7 @@ class GrammarCompiler:
     """Compiles the constraints of one model's requests. Any threads may share it.
 
     Equal constraints are tried and compiled once, and refused once. The first one also waits for
-    the vocabulary, about a second for 150,000 tokens.
+    the vocabulary and its trie, about a second for 150,000 tokens.
 
     Args:
         vocab_size, stop_token_ids: see `GrammarVocabulary`.
@@ -97,6 +100,8 @@ class GrammarCompiler:
         with self._opening:
             if self._vocabulary is None:
                 self._vocabulary = self._open()
+                if self._trial is not None:  # which makes a trie of its own at the same time
+                    threading.Thread(target=self._vocabulary.make_trie, daemon=True).start()
             return self._vocabulary
 
     def close(self) -> None:
@@ -120,10 +125,9 @@ class GrammarCompiler:
         Raises:
             QueueFullError: too many wait already.
         """
-        if self._trial is None or self._known.get(asked) is not None:
+        if not self._is_to_be_tried(asked) or self._known.get(asked) is not None:
             return None
-        if not self.tries_small and is_small(asked):
-            return None
+        assert self._trial is not None
         vocabulary, begun_at = self.vocabulary(), time.perf_counter()
         with self._lock:
             if (found := self._on_trial.get(asked)) is not None:
@@ -132,6 +136,9 @@ class GrammarCompiler:
         # Outside of the lock, for it may have ended. It is known before others hear of that.
         found.add_done_callback(lambda result: self._end_trial(asked, result, begun_at))
         return found
+
+    def _is_to_be_tried(self, asked: StructuredOutputs) -> bool:
+        return self._trial is not None and (self.tries_small or not is_small(asked))
 
     def _end_trial(
         self, asked: StructuredOutputs, result: Future[TriedGrammar], begun_at: float
@@ -155,7 +162,9 @@ class GrammarCompiler:
                 supported, cannot be satisfied, or is too complex; says where.
             QueueFullError, EngineError: it could not be tried now.
         """
-        known = self._known.get(asked) or self._tried(asked)
+        known = self._known.get(asked)
+        if known is None and self._is_to_be_tried(asked):
+            known = self._tried(asked)
         if (
             known is None
             or isinstance(known, _Tried)
@@ -166,14 +175,21 @@ class GrammarCompiler:
             raise copy(known.error)  # one that was raised before has a traceback
         return known.mask(self._stats)
 
-    def _tried(self, asked: StructuredOutputs) -> _Tried | _Refused | None:
-        """Return what a trial says; None if none is needed."""
-        if (trial := self.try_out(asked)) is None:
-            return None
-        try:
-            return _Tried(trial.result())
-        except ConstraintError as error:
-            return _Refused(error)
+    def _tried(self, asked: StructuredOutputs) -> _Known:
+        """Return what a trial says. Who calls this has time."""
+        busy = QueueFullError("there was no time to compile the constraint")
+        for _ in range(_MAX_ATTEMPTS):
+            if (trial := self.try_out(asked)) is None:
+                if (known := self._known.get(asked)) is not None:
+                    return known  # by now
+                continue
+            try:
+                return _Tried(trial.result())
+            except ConstraintError as error:
+                return _Refused(error)
+            except QueueFullError as error:
+                busy = error
+        raise busy
 
     def _compile(
         self, asked: StructuredOutputs, known: _Tried | _Grammar | None
@@ -256,7 +272,7 @@ class _Grammar:
         vocabulary = self._vocabulary
         numbers = NumberRuns(vocabulary.digits, self._openings) if self._has_numbers else None
         encode = vocabulary.tokens.tokenize_bytes
-        sizes = vocabulary.vocab_size, stats, numbers, encode
+        sizes = vocabulary.vocab_size, stats, numbers, encode, vocabulary.executor
         return GrammarMask(self._start, *sizes, has_end=self._source.has_end, origin=self)
 
     def count_mask(self) -> None:

@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Protocol
 
 from octavo.core.batch import CONSTRAINT_PROBLEM
 from octavo.core.stats import ConstraintStats
-from octavo.core.token_mask import Bits
+from octavo.core.token_mask import Bits, MaskPart
 from octavo.grammars.number_runs import NumberRuns
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLExecutor, LLMatcher
 
 _MOST_FORCED = 256  # bytes that are written as tokens at once
 _SPECIAL = b"\xff"  # begins a special token in a text of llguidance
+_SECONDS = 1e-3  # that the first one of an answer may take
+
+# Fewer masks than these are made sooner by one thread than others wake up.
+_LEAST_TOGETHER = 4
 
 # Of a processor, for one mask, or for one token that is followed: far more than any takes in a
 # grammar that was tried, unless it was made to be slow where no trial comes to.
@@ -53,12 +57,12 @@ class GrammarMask:
         stats: counts masks.
         numbers: at its beginning too; None leaves runs of digits as long as they are.
         encode: the tokens of a text, for forced ones; None forces none.
+        executor: makes several masks at once; None makes one after the other.
         has_end: each text that must come has an end, so that it can be looked for.
         origin: the grammar, if masks of it may be renewed, and are counted.
     """
 
     is_over = False
-    is_slow = True
 
     def __init__(
         self,
@@ -67,6 +71,7 @@ class GrammarMask:
         stats: ConstraintStats,
         numbers: NumberRuns | None = None,
         encode: Callable[[bytes], list[int]] | None = None,
+        executor: LLExecutor | None = None,
         *,
         has_end: bool = True,
         origin: GrammarOrigin | None = None,
@@ -77,6 +82,7 @@ class GrammarMask:
         self._num_words = -(-vocab_size // 32)
         self._numbers = numbers
         self._encode = encode
+        self._executor = executor
         self._has_end = has_end
         self._origin = origin
         self._is_renewed = origin is None
@@ -85,6 +91,7 @@ class GrammarMask:
         self._token_ids: list[int] = []
         self._num_wrong = 0  # the last tokens, of which the first was not allowed
         self._bits: Bits | None = None  # of the state as it is
+        self._seconds = _SECONDS
         # Forced tokens, from a number of tokens on: a text is written as tokens once.
         self._forced: tuple[int, list[int]] = (0, [])
 
@@ -119,9 +126,44 @@ class GrammarMask:
             self._bits = self._without_long_runs(bits)
             if self._origin is not None:
                 self._origin.count_mask()
+            self._seconds = perf_counter() - begun_at
             self._stats.num_masks += 1
-            self._stats.mask_seconds += perf_counter() - begun_at
+            self._stats.mask_seconds += self._seconds
         return self._bits
+
+    @property
+    def seconds(self) -> float:
+        # As long as the last one: slow ones come in runs, as in a string whose length is bounded.
+        return self._seconds
+
+    def parts(self) -> Sequence[MaskPart]:
+        # What took too long with others is made alone the next time, so that it can be bounded.
+        is_made = self._num_wrong or self._bits is not None
+        return () if is_made or self._seconds > MAX_SECONDS else (self,)
+
+    def make_together(self, parts: Sequence[MaskPart]) -> None:
+        masks = [part for part in parts if isinstance(part, GrammarMask) and part.parts()]
+        executor = self._executor
+        if executor is None or len(masks) < _LEAST_TOGETHER:
+            for mask in masks:
+                mask.bitmask()
+            return
+        begun_at = perf_counter()
+        masks = [mask for mask in masks if not mask._is_lost]
+        count = self._num_words
+        bits = array("I", bytes(4 * count * len(masks)))
+        places = [(mask._matcher, index) for index, mask in enumerate(masks)]
+        executor.unsafe_compute_mask_ptr(places, bits.buffer_info()[0], 4 * count, len(masks))
+        for index, mask in enumerate(masks):
+            if not mask._matcher.is_error():  # else `bitmask` makes what can be made of it
+                mask._bits = mask._without_long_runs(bits[index * count : (index + 1) * count])
+                if mask._origin is not None:
+                    mask._origin.count_mask()
+        seconds = perf_counter() - begun_at
+        for mask in masks:
+            mask._seconds = seconds if seconds > MAX_SECONDS else seconds / len(masks)
+        self._stats.num_masks += len(masks)
+        self._stats.mask_seconds += seconds
 
     @property
     def _is_exhausted(self) -> bool:
@@ -219,6 +261,7 @@ class GrammarMask:
         other._failure, other._is_given_up = self._failure, self._is_given_up
         other._token_ids = self._token_ids.copy()
         other._num_wrong, other._bits = self._num_wrong, self._bits
+        other._executor, other._seconds = self._executor, self._seconds
         other._encode, other._forced = self._encode, self._forced
         return other
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from typing import Any
+
+from octavo.base.errors import ConstraintError
+from octavo.grammars.vocabulary import byte_vocabulary
 
 # Characters that JSON has as codes alone (``\u0001``), which answers do not have: a name that is
 # spelled in codes would pass for another one.
 _CODES = r"\x00-\x07\x0b\x0e-\x1f\x7f"
 _UNWRITABLE = re.compile(f"[{_CODES}]")
 _NOTHING = "[a&&b]"
+# Well-known expressions that look around: pydantic's of a Decimal.
+_SAME = {r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)$"}
 # A character by its code, another escape, an opening bracket that negates, or any other bracket.
 _PIECE = re.compile(
     rf"\\x([0-9a-fA-F]{{2}})|\\u([0-9a-fA-F]{{4}})|\\[xu]\{{([0-9a-fA-F]+)\}}|\\.|\[\^\]?|[\[\]]"
@@ -35,6 +41,7 @@ def writable(pattern: str) -> str:
     backslashes for characters of each class that has all control characters: ``[^"]`` would allow
     ``\"``.
     """
+    pattern = _SAME.get(pattern, pattern)
     parts: list[str] = []
     at = depth = 0
     begin = -1  # where a class that does not negate begins
@@ -64,6 +71,27 @@ def writable(pattern: str) -> str:
                 piece = _NOTHING
         parts.append(piece)
     return "".join(parts) + pattern[at:]
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Return whether an expression is found in a text, in time that grows with these alone.
+
+    Raises:
+        ConstraintError: it cannot be followed.
+    """
+    from llguidance import LLMatcher
+
+    vocabulary = byte_vocabulary()
+    schema = json.dumps({"type": "string", "pattern": writable(pattern)})
+    matcher = LLMatcher(vocabulary.tokens, LLMatcher.grammar_from_json_schema(schema), log_level=0)
+    if matcher.is_error():
+        message = f"the pattern {pattern!r:.60} cannot be followed"
+        raise ConstraintError(message, None, "unsupported")
+    written = [
+        *json.dumps(text, ensure_ascii=False).encode(errors="replace"),
+        *vocabulary.stop_token_ids,
+    ]
+    return int(matcher.validate_tokens(written)) == len(written)
 
 
 def pattern_of_others(texts: Iterable[str]) -> str:

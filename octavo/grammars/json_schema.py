@@ -58,7 +58,10 @@ def rewritten_schema(
         ConstraintError: as `parse_schema`.
     """
     rewriter = SchemaRewriter(SchemaDocument(found), is_lenient=is_lenient)
-    schema = rewriter.whole()
+    try:
+        schema = rewriter.whole()
+    except RecursionError:
+        raise ConstraintError("is nested too deep", None, "too_complex") from None
     _check_that_it_ends(schema)
     if closes_objects:
         _close_objects(schema)
@@ -109,12 +112,12 @@ def _referred(schema: Schema, part: Schema) -> Any:
 def _check_that_it_ends(schema: Schema) -> None:
     """Raise ConstraintError if each value has another one of its own kind in it, without end."""
     endless = {id(part): part for _, part in reachable(ParsedSchema(schema, {}))}
-    while True:
-        known = [key for key, part in endless.items() if _ends(schema, part, endless)]
-        if not known:
-            break
-        for key in known:
-            del endless[key]
+    num_before = 0
+    while len(endless) != num_before:
+        num_before = len(endless)
+        for key, part in reversed([*endless.items()]):  # inner ones first
+            if _ends(schema, part, endless):
+                del endless[key]
     if id(schema) in endless:
         references = [part["$ref"] for part in endless.values() if "$ref" in part]
         raise ConstraintError(

@@ -12,6 +12,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from octavo.base.errors import ConstraintError
 from octavo.core.structured_outputs import MAX_DEPTH
+from octavo.grammars.schema_shapes import check_keywords
 
 Schema = dict[str, Any]
 
@@ -28,7 +29,7 @@ _COMBINATIONS = frozenset(
      "patternProperties")
 )  # fmt: skip
 _ALTERNATIVES = frozenset(("anyOf", *REFERENCES))  # combinations beside other keywords
-_ANNOTATIONS = frozenset(
+ANNOTATIONS = frozenset(
     ("title", "description", "default", "examples", "$comment", "deprecated", "readOnly",
      "writeOnly", "$schema", "$id", "$anchor", "$defs", "definitions")
 )  # fmt: skip
@@ -97,8 +98,11 @@ class SchemaDocument:
         waiting = [(place, part, base)]
         while waiting:
             place, part, base = waiting.pop()
-            if not isinstance(part, dict) or id(part) in self._places:
+            if isinstance(part, bool) or id(part) in self._places:
                 continue
+            if not isinstance(part, dict):
+                raise ConstraintError(f"has at {place} no schema: {part!r:.60}")
+            check_keywords(part, place)
             name = part.get("$id")
             if isinstance(name, str) and not (self.has_lone_references and "$ref" in part):
                 address, fragment = urldefrag(_joined(base, name))
@@ -114,7 +118,7 @@ class SchemaDocument:
                 if isinstance(part.get(key), str):
                     part[key] = _joined(base, part[key])
             self._places[id(part)] = place
-            beside = part.keys() - _ANNOTATIONS
+            beside = part.keys() - ANNOTATIONS
             self.has_combinations |= bool(beside & _COMBINATIONS) or (
                 bool(beside & _ALTERNATIVES) and len(beside) > 1
             )
@@ -143,7 +147,7 @@ def schema_at(text: str, begin: int = 0) -> tuple[Any, int]:
 def parts_of(part: Schema, place: str) -> Iterator[tuple[str, Any]]:
     """Yield the schemas just below one, with their places, but for its definitions."""
     for key in SINGLE:
-        if isinstance(part.get(key), dict):
+        if key in part and (key != "items" or not isinstance(part[key], list)):
             yield f"{place}/{key}", part[key]
     for key in LISTS:
         if isinstance(part.get(key), list):
@@ -155,7 +159,8 @@ def parts_of(part: Schema, place: str) -> Iterator[tuple[str, Any]]:
 def _parts_by_name(part: Schema, key: str, place: str) -> Iterator[tuple[str, Any]]:
     if isinstance(part.get(key), dict):
         for name, each in part[key].items():
-            yield f"{place}/{key}/{pointed(name)}", each
+            if key != "dependencies" or not isinstance(each, list):
+                yield f"{place}/{key}/{pointed(name)}", each
 
 
 def pointed(key: str) -> str:

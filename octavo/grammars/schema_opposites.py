@@ -19,6 +19,7 @@ from octavo.grammars.schema_overlaps import TYPES, type_of
 # Where an item that decides may be: the first ones of a list.
 NUM_FIRST_ITEMS = 8
 _MAX_TEXTS, _MAX_CHARS = 1000, 100
+_MAX_DEPTH = 50
 NEVER = False
 
 
@@ -27,10 +28,16 @@ class Opposites:
 
     Args:
         rewritten: returns a part as llguidance takes it.
+        count: is told the place of each part, and raises where they are too many.
     """
 
-    def __init__(self, document: SchemaDocument, rewritten: Callable[[Any, str], Any]):
-        self._document, self._rewritten = document, rewritten
+    def __init__(
+        self,
+        document: SchemaDocument,
+        rewritten: Callable[[Any, str], Any],
+        count: Callable[[str], None],
+    ):
+        self._document, self._rewritten, self._count = document, rewritten, count
         self._underway: set[int] = set()
 
     def of(self, schema: Any, place: str) -> Any:
@@ -41,7 +48,8 @@ class Opposites:
         """
         if isinstance(schema, bool):
             return not schema
-        if id(schema) in self._underway:
+        self._count(place)
+        if id(schema) in self._underway or len(self._underway) > _MAX_DEPTH:
             raise no_opposite("$ref", place)
         self._underway.add(id(schema))
         try:

@@ -13,7 +13,8 @@ from math import comb, perm
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 from octavo.base.errors import ConstraintError
-from octavo.grammars.json_patterns import is_writable, writable
+from octavo.grammars.json_patterns import is_writable, matches, writable
+from octavo.grammars.schema_cases import Case, Condition, cases_of, conditions_in
 from octavo.grammars.schema_document import REFERENCES, Schema, SchemaDocument, pointed
 from octavo.grammars.schema_formats import schemas_of_format
 from octavo.grammars.schema_numbers import (
@@ -34,19 +35,14 @@ from octavo.grammars.schema_opposites import (
     lacks,
     of_types,
 )
-from octavo.grammars.schema_overlaps import (
-    TYPES,
-    exclude_each_other,
-    key_of,
-    types_of,
-    values_of,
-)
+from octavo.grammars.schema_overlaps import TYPES, Overlaps, key_of
 
 # Bounds on what a schema may become: parts in all, and alternatives in place of one keyword.
 _MAX_PARTS = 20_000
 _MAX_OPTIONS = 64
 _MAX_SEQUENCES = 256  # of items that are all different
 _MAX_DEPTH = 100
+_MAX_NAME_DEPTH = 8
 _MAX_ANY_OF = 3  # schemas of which several may hold, where it matters which do
 _MAX_WAYS = 256  # to satisfy a schema, which differ in what they look at
 
@@ -75,7 +71,8 @@ class SchemaRewriter:
 
     def __init__(self, document: SchemaDocument, *, is_lenient: bool = False):
         self._document, self._is_lenient = document, is_lenient
-        self._opposites = Opposites(document, self.rewritten)
+        self._overlaps = Overlaps(self._resolve)
+        self._opposites = Opposites(document, self.rewritten, self._count)
         self._num_parts = self._depth = 0
         self._definitions: dict[str, Any] = {}
         self._names: dict[str, str] = {}  # of definitions, by their place
@@ -108,12 +105,9 @@ class SchemaRewriter:
         if not isinstance(schema, dict):
             raise ConstraintError(f"has at {place} no schema: {schema!r:.60}")
         place = self._document.place_of(schema, place)
-        self._num_parts += 1
         self._depth += 1
         try:
-            if self._num_parts > _MAX_PARTS or self._depth > _MAX_DEPTH:
-                message = f"is too complex: {place} comes in too many combinations"
-                raise ConstraintError(message, None, "too_complex")
+            self._count(place)
             made = self._rewritten(schema, place)
         finally:
             self._depth -= 1
@@ -121,19 +115,27 @@ class SchemaRewriter:
             self.places.setdefault(id(made), place)
         return made
 
+    def _count(self, place: str) -> None:
+        """Count a part, and refuse those that are too many."""
+        self._num_parts += 1
+        if self._num_parts > _MAX_PARTS or self._depth > _MAX_DEPTH:
+            message = f"is too complex: {place} comes in too many combinations"
+            raise ConstraintError(message, None, "too_complex")
+
     def _rewritten(self, schema: Schema, place: str) -> Any:
         schema = self._plain(schema, place)
         if (expanded := self._without_unevaluated(schema, place)) is not None:
             return expanded
+        cases, schema = self._cases(schema, place)
         made = {key: schema[key] for key in _KEPT if key in schema}
         if (values := settled(made)) is not None:
             made = {"enum": [value for value in values if self._is_kept(value, place)]}
             if not made["enum"]:
                 return NEVER
         round_limits(made)
-        if has_large_integers(made, types_of(schema, self._resolve)):
+        if has_large_integers(made, self._overlaps.types_of(schema)):
             raise unsupported("minimum", place, "integers have 64 bits at most")
-        more: list[Any] = []
+        more: list[Any] = cases
         for add in (self._add_reference, self._add_texts, self._add_names, self._add_objects,
                     self._add_lists, self._add_combinations, self._add_dependent,
                     self._add_conditions, self._add_contains, self._add_unique):  # fmt: skip
@@ -177,7 +179,7 @@ class SchemaRewriter:
         return self._attempt(key, place, lambda: self._opposites.of(schema, within))
 
     def _resolve(self, schema: Schema) -> Any:
-        return self._document.referred(schema, "#")[0]
+        return self._document.referred(schema, self._document.place_of(schema, "#"))[0]
 
     # -- what older drafts wrote otherwise ---------------------------------------------------
 
@@ -209,7 +211,6 @@ class SchemaRewriter:
                 made.pop(key, None)
         if "x-guidance" in made:
             raise unsupported("x-guidance", place)
-        _check_type(made, place)
         return made
 
     # -- references --------------------------------------------------------------------------
@@ -297,12 +298,12 @@ class SchemaRewriter:
 
         def value_of(name: str) -> Any:
             found = [part("properties", name)] if name in properties else []
-            found += [part("patternProperties", p) for p in patterns if _matches(p, name)]
+            found += [part("patternProperties", p) for p in patterns if matches(p, name)]
             if not found:
                 found = [self.rewritten(rest, f"{place}/additionalProperties")]
             return all_of(found)
 
-        words = values_of(names, self._resolve)
+        words = self._overlaps.values_of(names)
         if words is not None:
             fitting = [w for w in words if isinstance(w, str) and self._fits(names, w)]
             named = {word: value_of(word) for word in fitting}
@@ -322,8 +323,8 @@ class SchemaRewriter:
     def _pattern_of_names(self, names: Schema, place: str) -> str:
         """Return the expression of the names that satisfy a schema."""
         if "$ref" in names and len(names) == 1:
-            return self._pattern_of_names(self._resolve(names), place)
-        kinds = types_of(names, self._resolve)
+            names = self._resolve(names)
+        kinds = self._overlaps.types_of(names)
         keys = names.keys() & _ABOUT_TEXTS
         if "string" not in kinds or names.keys() & {*_IN_PLACE, "enum", "const"}:
             raise unsupported("propertyNames", place)
@@ -335,24 +336,26 @@ class SchemaRewriter:
             return f"^(?s:.{{{least},{most}}})$"
         raise unsupported("propertyNames", place, "it has several keywords")
 
-    def _fits(self, names: Any, name: str) -> bool:
+    def _fits(self, names: Any, name: str, depth: int = 0) -> bool:
         """Return whether a name satisfies a schema of names."""
         if isinstance(names, bool):
             return names
-        if "$ref" in names and not self._fits(self._resolve(names), name):
+        if depth > _MAX_NAME_DEPTH:
+            raise ConstraintError("a schema of names is too deep", None, "unsupported")
+        if "$ref" in names and not self._fits(self._resolve(names), name, depth + 1):
             return False
         for key, value in names.items():
             is_right = {
                 "type": lambda v: v == "string" or (isinstance(v, list) and "string" in v),
                 "const": lambda v: v == name,
                 "enum": lambda v: name in v,
-                "pattern": lambda v: _matches(v, name),
+                "pattern": lambda v: matches(v, name),
                 "minLength": lambda v: len(name) >= v,
                 "maxLength": lambda v: len(name) <= v,
-                "not": lambda v: not self._fits(v, name),
-                "allOf": lambda v: all(self._fits(each, name) for each in v),
-                "anyOf": lambda v: any(self._fits(each, name) for each in v),
-                "oneOf": lambda v: sum(self._fits(each, name) for each in v) == 1,
+                "not": lambda v: not self._fits(v, name, depth + 1),
+                "allOf": lambda v: all(self._fits(each, name, depth + 1) for each in v),
+                "anyOf": lambda v: any(self._fits(each, name, depth + 1) for each in v),
+                "oneOf": lambda v: sum(self._fits(each, name, depth + 1) for each in v) == 1,
             }.get(key)
             if is_right is None and key in ("format", "if"):
                 raise ConstraintError(f"{key!r} of names", None, "unsupported")
@@ -380,8 +383,6 @@ class SchemaRewriter:
         required = required_of(schema)
         needs = schema.get("dependentRequired")
         for name, names in needs.items() if isinstance(needs, dict) else ():
-            if not _are_texts(names):
-                raise ConstraintError(f"has at {place}/dependentRequired what are no names")
             if name in required:
                 made["required"] = list(dict.fromkeys([*required_of(made), *names]))
             elif names:
@@ -442,7 +443,7 @@ class SchemaRewriter:
         rest = schema.get("items", True)
         most = schema.get("maxItems")
         if (rest is False or (most is not None and most <= len(first))) and all(
-            exclude_each_other(one, other, self._resolve) for one, other in combinations(first, 2)
+            self._overlaps.exclude_each_other(one, other) for one, other in combinations(first, 2)
         ):
             return
         sequences = self._sequences(first, rest, schema.get("minItems", 0), most)
@@ -459,7 +460,7 @@ class SchemaRewriter:
         Where all orders would be too many, values keep that of the schema; and lists that would be
         too long to list them all are left out.
         """
-        choices = [values_of(each, self._resolve) for each in (*first, rest)]
+        choices = [self._overlaps.values_of(each) for each in (*first, rest)]
         if any(each is None for each in choices):
             return None
         known = [_different(each or ()) for each in choices]
@@ -480,7 +481,8 @@ class SchemaRewriter:
 
     def _add_combinations(self, schema: Schema, place: str, made: Schema, more: list[Any]) -> None:
         for i, each in enumerate(schema.get("allOf") or ()):
-            more.append(self.rewritten(each, f"{place}/allOf/{i}"))
+            if each is not True:
+                more.append(self.rewritten(each, f"{place}/allOf/{i}"))
         if isinstance(schema.get("anyOf"), list):
             parts = enumerate(schema["anyOf"])
             self._add_options(
@@ -499,13 +501,20 @@ class SchemaRewriter:
 
     def _exclusive(self, parts: list[Any], place: str) -> list[tuple[Any, int]]:
         """Return what satisfies just one of several schemas, with the index of that."""
+        if self._is_lenient:
+            return [(self.rewritten(each, f"{place}/{i}"), i) for i, each in enumerate(parts)]
+        if (name := self._overlaps.discriminator(parts)) is not None:
+            there = {"required": [name]}  # without it, several might hold
+            return [
+                (all_of([self.rewritten(each, f"{place}/{i}"), there]), i)
+                for i, each in enumerate(parts)
+            ]
+        overlapping = self._overlaps.overlapping(parts)
         found = []
         for i, one in enumerate(parts):
             conditions = [self.rewritten(one, f"{place}/{i}")]
             for j, other in enumerate(parts):
-                if i == j or self._is_lenient:
-                    continue
-                if not exclude_each_other(one, other, self._resolve):
+                if (min(i, j), max(i, j)) in overlapping:
                     owner = place.removesuffix("/oneOf")
                     opposite = self._opposite("oneOf", other, owner, f"{place}/{j}")
                     conditions.append(True if opposite is None else opposite)
@@ -520,6 +529,42 @@ class SchemaRewriter:
         options = self._branches(schema, place)
         if options is not None:
             more.append(any_of([all_of(parts) for parts, _ in options]))
+
+    def _cases(self, schema: Schema, place: str) -> tuple[list[Any], Schema]:
+        """Return what conditions on properties with few values leave, and the schema without
+        them."""
+        found: list[Any] = []
+        for name, conditions in conditions_in(schema).items():
+            properties = schema.get("properties") or {}
+            values = self._overlaps.values_of(properties.get(name, True))
+            is_required = name in required_of(schema)
+            cases = cases_of(conditions, values, is_required=is_required)
+            if cases is None:
+                continue
+            options = [self._case(name, each, conditions, place) for each in cases]
+            if self._overlaps.types_of(schema) != {"object"}:  # of others, all conditions hold
+                every = Case((), (True,) * len(conditions))
+                effects = self._effects(every, conditions, place)
+                options.append(all_of([_others("object"), *effects]))
+            found.append(any_of(options))
+            schema = _without_conditions(schema, conditions)
+        return found, schema
+
+    def _case(self, name: str, case: Case, conditions: list[Condition], place: str) -> Any:
+        there = has(name, {"enum": list(case.values)}) if case.values else lacks(name)
+        return all_of([there, *self._effects(case, conditions, place)])
+
+    def _effects(self, case: Case, conditions: list[Condition], place: str) -> list[Any]:
+        found = []
+        for condition, holds in zip(conditions, case.holds, strict=True):
+            key = "then" if holds else "else"
+            where = (
+                place
+                if condition.place_in_all is None
+                else f"{place}/allOf/{condition.place_in_all}"
+            )
+            found.append(self.rewritten(condition.schema.get(key, True), f"{where}/{key}"))
+        return found
 
     def _branches(self, schema: Schema, place: str) -> list[tuple[list[Any], list[str]]] | None:
         """Return what ``if`` leaves: for each branch, what holds, and which keywords say so."""
@@ -698,6 +743,18 @@ def _items_at(indices: Sequence[int], inside: Any, outside: Any) -> Any:
     return made if outside is True else {**made, "items": outside}
 
 
+def _without_conditions(schema: Schema, conditions: list[Condition]) -> Schema:
+    made = dict(schema)
+    for condition in conditions:
+        if condition.place_in_all is None:
+            made = {key: value for key, value in made.items() if key not in ("if", "then", "else")}
+        else:
+            parts = list(made["allOf"])
+            parts[condition.place_in_all] = True  # the indices of the others stay
+            made["allOf"] = parts
+    return made
+
+
 def _different(values: Iterable[Any]) -> list[Any]:
     return list({key_of(value): value for value in values}.values())
 
@@ -729,13 +786,6 @@ def _others(kind: str) -> Any:
     return of_types(each for each in TYPES if each not in (kind, "integer"))
 
 
-def _matches(pattern: str, name: str) -> bool:
-    try:
-        return re.search(pattern, name, re.ASCII) is not None
-    except re.error:
-        raise ConstraintError("a pattern of names", None, "unsupported") from None
-
-
 def _are_texts(values: Any) -> TypeGuard[list[str]]:
     return isinstance(values, list) and all(isinstance(each, str) for each in values)
 
@@ -744,16 +794,6 @@ def required_of(part: Schema) -> list[str]:
     """Return the names of the properties that a schema requires, each once."""
     required = part.get("required")
     return list(dict.fromkeys(required)) if _are_texts(required) else []
-
-
-def _check_type(part: Schema, place: str) -> None:
-    kinds = part.get("type", [])
-    for kind in kinds if isinstance(kinds, list) else [kinds]:
-        if not isinstance(kind, str) or kind not in TYPES:
-            known = ", ".join(sorted(TYPES))
-            raise ConstraintError(
-                f"has at {place}/type {kind!r:.60}, which is no type; {known} are"
-            )
 
 
 def unsupported(key: str, place: str, why: str = "") -> ConstraintError:

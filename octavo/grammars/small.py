@@ -16,6 +16,9 @@ _MAX_TERMINALS = 20
 _MAX_INTERSECTIONS = 8
 _MAX_DIVISOR = 1000
 
+# Keywords of schemas that may make several hold for one value.
+_JOINING = ("allOf", "oneOf", "not", "if", "contains", "dependentSchemas", "unevaluatedProperties")
+
 _TERMINAL = re.compile(r"^\s*[A-Z][A-Z0-9_]*\s*:", re.MULTILINE)
 _DIVISOR = re.compile(r'"multipleOf"\s*:\s*([0-9.eE+-]*)')
 
@@ -41,7 +44,7 @@ def is_small(asked: StructuredOutputs) -> bool:
 
 def _num_intersections(text: str) -> int:
     """Return how many expressions may have to hold at once."""
-    of_schemas = text.count('"pattern"') if '"allOf"' in text else 0
+    of_schemas = text.count('"pattern"') if any(f'"{key}"' in text for key in _JOINING) else 0
     return of_schemas + text.count("&") + text.count("~")
 
 

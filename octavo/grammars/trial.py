@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from array import array
 from concurrent.futures import Future
 from typing import Any
 
@@ -121,12 +122,13 @@ class _Running:
         self._reader.start()
         self.send(
             {
-                "tokens": [text.decode("latin-1") for text in vocabulary.texts],
                 "special_ids": dict(vocabulary.special_ids),
                 "stop_token_ids": vocabulary.stop_token_ids,
                 "forks": forks,
             }
         )
+        self._send_bytes(array("I", map(len, vocabulary.texts)).tobytes())
+        self._send_bytes(b"".join(vocabulary.texts))
 
     @property
     def has_ended(self) -> bool:
@@ -142,8 +144,10 @@ class _Running:
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message. One that has ended does not hear it, and its reader says so."""
+        self._send_bytes(json.dumps(message).encode())
+
+    def _send_bytes(self, body: bytes) -> None:
         assert self._process.stdin is not None
-        body = json.dumps(message).encode()
         with self._sending, contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(LENGTH.pack(len(body)) + body)
             self._process.stdin.flush()

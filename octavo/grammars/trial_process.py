@@ -7,10 +7,11 @@ It does nothing with a question but pass it to a child when its turn comes (`Tri
 none can harm it. Where there is no ``fork``, as on Windows, it tries one after the other itself,
 and ends with the first that takes too long, or too deep a stack; memory has no bound there.
 
-Each message is JSON after its length in four bytes. The first has ``{tokens, special_ids,
-stop_token_ids, forks}``, with tokens as text in Latin-1; then come ``{number, asked, tenant}``,
-answered in any order by ``{number, grammar}`` with the fields of a `TriedGrammar`, by ``{number,
-error, field, reason}``, or by ``{number, busy}`` where there was no time to tell.
+Each message comes after its length in four bytes, and is JSON, but for the second and the third:
+``{special_ids, stop_token_ids, forks}``, the lengths of all tokens as 32-bit integers, and their
+bytes. Then come ``{number, asked, tenant}``, answered in any order by ``{number, grammar}`` with
+the fields of a `TriedGrammar`, by ``{number, error, field, reason}``, or by ``{number, busy}``
+where there was no time to tell.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ import struct
 import sys
 import threading
 import time
+from array import array
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 from octavo.grammars.trial_child import MAX_BYTES, STACK_BYTES, answer, bound
@@ -40,7 +43,9 @@ from octavo.grammars.vocabulary import GrammarVocabulary
 
 LENGTH = struct.Struct(">I")
 
-_NICENESS = 2  # the engine goes first, but it must not starve
+# The engine goes first, but short trials must not starve, since good constraints need no other.
+_NICENESS = 5
+_NICENESS_OF_LONG = 10
 _LOOK_SECONDS = 0.05  # between two looks at who is late
 
 
@@ -58,12 +63,12 @@ def main() -> int:
     if hasattr(os, "nice"):
         os.nice(_NICENESS)
     questions = sys.stdin.fileno()
-    first = _read(questions)
+    first, lengths, texts = json.loads(_read(questions)), _read(questions), _read(questions)
+    ends = [0, *accumulate(array("I", lengths))]
     vocabulary = GrammarVocabulary(
-        [text.encode("latin-1") for text in first["tokens"]],
-        first["special_ids"],
-        first["stop_token_ids"],
+        [texts[i:k] for i, k in pairwise(ends)], first["special_ids"], first["stop_token_ids"]
     )
+    vocabulary.make_trie()
     if not first["forks"]:
         _answer_in_turn(questions, vocabulary)
     gc.collect()
@@ -72,7 +77,7 @@ def main() -> int:
     return 0
 
 
-def _read(fd: int) -> dict[str, Any]:
+def _read(fd: int) -> bytes:
     """Return the next message; ends the process if there is none."""
     data = bytearray()
     size = LENGTH.size
@@ -82,8 +87,7 @@ def _read(fd: int) -> dict[str, Any]:
         data += more
         if len(data) == LENGTH.size:
             size += LENGTH.unpack(data)[0]
-    message: dict[str, Any] = json.loads(data[LENGTH.size :])
-    return message
+    return bytes(data[LENGTH.size :])
 
 
 def _write(message: dict[str, Any]) -> None:
@@ -99,7 +103,7 @@ def _answer_in_turn(questions: int, vocabulary: GrammarVocabulary) -> None:
     """Answer questions here, until there are no more or one of them ends the process."""
     threading.stack_size(STACK_BYTES)
     while True:
-        question = _read(questions)
+        question = json.loads(_read(questions))
         end = threading.Timer(SECONDS, os._exit, [1])
         end.daemon = True
         end.start()
@@ -218,6 +222,8 @@ def _work(trial: Trial, vocabulary: GrammarVocabulary, writing: int) -> None:
     """Answer a question in this process, within its bounds."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # how it ends is no news
     bound(trial.cpu_seconds)
+    if trial.is_long:
+        os.nice(_NICENESS_OF_LONG - _NICENESS)
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=_send_answer, args=(trial, vocabulary, writing))
     thread.start()

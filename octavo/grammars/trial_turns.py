@@ -20,13 +20,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 # Of a processor.
-SHORT_CPU_SECONDS = 0.06
+SHORT_CPU_SECONDS = 0.04
 LONG_CPU_SECONDS = 0.5
-# By the clock, from when it came: after this, one that takes long and has had half of what it may
-# is too complex, and one that still waits behind others has come in vain.
+# By the clock, from when it came: after this, one that still waits behind others has come in vain,
+# and one that has had so much of a processor is too complex.
 SECONDS = 1.8
+_ENOUGH_CPU_SECONDS = 0.15
 # Likewise, where other programs have the processors.
-PATIENCE = 6.0
+PATIENCE = 4.0
 _MAX_RUNNING = 2
 _MAX_LONG = 1  # of these: others do not wait for them
 
@@ -129,4 +130,4 @@ class TrialTurns:
 def has_had_enough(cpu_seconds: float) -> bool:
     """Tell whether one that took so much of a processor, and has not ended, is too complex, and not
     just unlucky."""
-    return cpu_seconds >= LONG_CPU_SECONDS / 2
+    return cpu_seconds >= _ENOUGH_CPU_SECONDS

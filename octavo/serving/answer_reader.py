@@ -167,7 +167,7 @@ class AnswerReader:
         content = None if asked is None else StructuredOutputs.of(asked)
         if not self._keeps_calls_valid and (content is None or not self.asked.tools):
             return None if content is None else self._after_thought(content)
-        if self.continues_content and self.format.before_content:
+        if self.continues_content and not self.format.calls_follow_content:
             raise InvalidRequestError(
                 "this model calls tools in messages of their own: give no tools",
                 "continue_final_message",

@@ -138,9 +138,16 @@ class KnownTemplate:
         if self.format.thoughts is not None:
             texts = self.format.thought_texts(begins_inside=is_inside)
             thoughts = ThoughtTokens.of(texts, partial(_bytes_of, self._tokenizer))
-        is_continued = bool(options.get("continue_final_message")) and not is_inside
+        header = self.format.before_content
+        has_begun = options.get("continue_final_message") or (
+            header and prompt.text.endswith(header)
+        )
         reader = AnswerReader(
-            self.format, asked, is_inside, thoughts, continues_content=is_continued
+            self.format,
+            asked,
+            is_inside,
+            thoughts,
+            continues_content=bool(has_begun) and not is_inside,
         )
         return RenderedChat(prompt.text, prompt.token_ids, reader)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import sys
@@ -15,6 +16,8 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.grammars.compiler import GrammarCompiler
 from octavo.serving.text_engine import PreparedMask
+
+_log = logging.getLogger("octavo")
 
 _NICENESS = 2  # the engine's threads go first
 _QUICK_SECONDS = 0.05  # of a processor, to compile a grammar
@@ -45,7 +48,14 @@ class _Lane:
         if sys.platform == "linux":  # where a thread has a priority of its own
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while True:
-            self._work.get()()
+            work = self._work.get()
+            try:
+                work()
+            except ENDINGS:
+                raise
+            except BaseException:  # others wait for this thread
+                _log.exception("what a mask needs could not be made")
+            del work  # requests end
 
 
 class MaskPreparation:
@@ -61,10 +71,6 @@ class MaskPreparation:
         self._grammars = grammars
         self._first, self._quick, self._slow = _Lane(), _Lane(), _Lane()
 
-    def open_vocabulary(self) -> None:
-        """Have the vocabulary made, for which the first constraint would wait."""
-        self._first.put(self._grammars.vocabulary)
-
     def submit(
         self, params: SamplingParams, tenant: str, prepare: Callable[[], PreparedMask], done: Done
     ) -> None:
@@ -75,24 +81,24 @@ class MaskPreparation:
             tenant: who asks. Tenants take turns.
         """
         work = _Work(prepare, done)
-        if params.structured_outputs is None:
-            self._first.put(work)
-        else:
-            asked = StructuredOutputs.of(params.structured_outputs)
-            self._first.put(lambda: self._begin(asked, tenant, work))
+        self._first.put(lambda: self._begin(params.structured_outputs, tenant, work))
 
-    def _begin(self, asked: StructuredOutputs, tenant: str, work: _Work) -> None:
-        if self._grammars.is_compiled(asked):
+    def _begin(self, values: Any, tenant: str, work: _Work) -> None:
+        if values is None:
             work()
             return
         try:
-            trial = self._grammars.try_out(asked, tenant)
+            asked = StructuredOutputs.of(values)
+            is_compiled = self._grammars.is_compiled(asked)
+            trial = None if is_compiled else self._grammars.try_out(asked, tenant)
         except ENDINGS:
             raise
         except BaseException as error:
             work.done(error)
             return
-        if trial is None:
+        if is_compiled:
+            work()
+        elif trial is None:
             self._compile(asked, work)
         else:
             trial.add_done_callback(lambda trial: self._go_on(trial, asked, work))

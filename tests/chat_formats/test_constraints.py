@@ -242,7 +242,7 @@ def test_a_usual_answer_is_possible(name):
     text = usual.get(name) or next(iter(CASES[name].texts))
     before = CASES[name].before_content
     plain = (before + "Plain text: {1} < 2 [3]\n", before + 'No {"name"} here.')
-    text = re.sub(r"(<eos>|<\|end\|>|<\|call\|>)$", "", text)
+    text = re.sub(r"(<eos>|<\|end\|>|<\|call\|>|<\|end_of_msg\|>)$", "", text)
     for answer in (text, *plain):
         mask = walker.mask(choice="auto")
         mask.advance(ids_of(walker.tokenizer, answer.replace("'", '"')))

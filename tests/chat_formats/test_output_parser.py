@@ -19,7 +19,7 @@ KINDS = st.sampled_from(sorted(CASES))
 def fragments(name: str) -> st.SearchStrategy[str]:
     """Tags and texts of a format, whole and cut, and what may be wrong in them."""
     format = CASES[name].format()
-    tags = [*format.openers, *format.closers, *(format.thoughts or ()), "<eos>"]
+    tags = [*format.openers, *format.closers, *format.marks, *(format.thoughts or ()), "<eos>"]
     texts = [*tags, *CASES[name].texts]
     cut = st.sampled_from(texts).flatmap(
         lambda text: st.tuples(st.integers(0, len(text)), st.integers(0, len(text))).map(
@@ -70,7 +70,14 @@ def test_no_tag_reaches_the_content_and_no_call_is_broken(case):
     message = parsed(format.parser(TOOLS, begins_in_thought=begins), pieces)
     for call in message.tool_calls:
         assert call.name and isinstance(json.loads(call.arguments), dict)
-    tags = (*format.openers, *format.closers, *(format.thoughts or ()), "<eos>", "<stop>")
+    tags = (
+        *format.openers,
+        *format.closers,
+        *format.marks,
+        *(format.thoughts or ()),
+        "<eos>",
+        "<stop>",
+    )
     # What is left of a text without its tags can happen to be one.
     rest = text
     for tag in tags:
@@ -151,23 +158,21 @@ def test_work_of_every_format_grows_with_hostile_text_and_no_faster(name, is_con
     format = CASES[name].format()
     call = call_of_clock(name)
     begin = call[: len(call) // 2]
-    tags = "".join((*format.openers, *format.closers, *(format.thoughts or ())))
-    for part in (*format.openers[:1], begin, call, tags, begin + "[" * 40, begin + '{"\\ud800":"'):
-        for size in (7, 1 << 20):
-            some, more = (
-                work(format, part * count, size, is_constrained=is_constrained)
-                for count in (10, 80)
-            )
-            assert more < 10 * some + 2000, part
+    tags = "".join((*format.openers, *format.closers, *format.marks, *(format.thoughts or ())))
+    for part in (call, tags, begin + "[" * 40 + '{"\\ud800":"'):
+        some, more = (
+            work(format, part * count, 7, is_constrained=is_constrained) for count in (5, 40)
+        )
+        assert more < 10 * some + 2000, part
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_megabyte_is_parsed_and_nothing_of_it_is_kept(name):
+def test_much_is_parsed_and_nothing_of_it_is_kept(name):
     """What a parser holds is bounded, whatever has gone through it."""
     format = CASES[name].format()
     parser = format.parser(TOOLS, is_constrained=True)
     piece = (format.openers or ("{",))[0] * 64
-    for _ in range((1 << 20) // len(piece)):
+    for _ in range((1 << 17) // len(piece)):
         parser.push(piece)
     stream = parser._stream
     assert len(stream._text) - stream._at + sum(map(len, stream._kept or ())) < 1 << 13

@@ -66,6 +66,8 @@ def test_the_template_tells_the_format(file, name):
         ("<|START_THINKING|>{{ x }}<|END_THINKING|><|START_ACTION|>[", "command"),
         ("{{ '<|action_start|><|plugin|>\\n' }}", "internlm"),
         ("When using tools, make calls in a single JSON array: \n\n[", "xlam"),
+        ("{% set ns = ']<]minimax[>[' %}{{ ns ~ '<tool_call>' }}", "generic-json"),
+        ("{{ '<|open|>' + tag + '<|sep|>' }}{{ '<|close|>' + tag }}", "kimi-k3"),
         ("", "generic-json"),
         ("{{ messages[0].content }}", "generic-json"),
     ],

@@ -95,6 +95,25 @@ def test_a_copy_goes_its_own_way():
     assert allowed(first) == {ord("y")} and allowed(other) == {ord("x"), ord("c")}
 
 
+def test_masks_that_are_made_together_are_those_of_each_alone():
+    """Also where one has its bits already, follows a wrong draft, or is too complex by now."""
+    beginnings = [b"", b"{", b'{"a"', b'{"a":[', b"{}", b'{"a":[x', b"}"]
+
+    def masks():
+        found = [mask(json=SCHEMA) for _ in beginnings] + [mask(json={"type": "integer"})]
+        for each, beginning in zip(found, [*beginnings, b"1" * 40], strict=True):
+            each.advance(beginning)
+        found.append(found[1].fork())
+        found[1].bitmask()
+        return found
+
+    alone, together = masks(), masks()
+    together[0].make_together([part for each in together for part in each.parts()])
+    assert not any(each.parts() for each in together)
+    assert [each.bitmask() for each in together] == [each.bitmask() for each in alone]
+    assert [each.problem for each in together] == [each.problem for each in alone]
+
+
 def test_bits_are_not_changed_by_what_follows():
     followed = mask(regex="abc")
     before = followed.bitmask()

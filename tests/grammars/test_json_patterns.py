@@ -42,6 +42,13 @@ def test_characters_that_have_codes_alone_are_taken_out(pattern, expected):
     assert writable(pattern) == expected
 
 
+@pytest.mark.parametrize("text", ["1", "-1.5", ".5", "+2.", "", ".", "-", "+.", "1.2.3", "a"])
+def test_the_expression_of_decimals_of_pydantic_is_followed(text):
+    pattern = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
+    schema = {"type": "string", "pattern": pattern}
+    assert accepts(mask(json=schema), json.dumps(text)) == bool(re.search(pattern, text))
+
+
 def test_a_text_with_such_a_character_is_not_written_without_it():
     for schema in ({"const": "a\u0001b"}, {"enum": ["a\u0001b"]}, {"pattern": "^a\u0001b$"}):
         schema = {"anyOf": [{"type": "string", **schema}, {"type": "null"}]}

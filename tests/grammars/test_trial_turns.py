@@ -96,8 +96,8 @@ def test_when_one_that_runs_is_to_end():
     turns.add(short)
     assert begin_all(turns) == [short, long]
     later = SECONDS + 0.1
-    assert not turns.is_over(long, 0.6, SECONDS / 2)
-    assert turns.is_over(long, 0.6, later)  # it had its time
+    assert not turns.is_over(long, 0.3, SECONDS / 2)
+    assert turns.is_over(long, 0.3, later)  # it had its time
     assert not turns.is_over(long, 0.1, later)  # others have the processors
     assert turns.is_over(long, 0.1, PATIENCE)
     assert not turns.is_over(short, 0.05, later)

@@ -16,6 +16,7 @@ from octavo.chat_formats.internlm import InternLM
 from octavo.chat_formats.invoke_calls import DeepSeekV4, DeepSeekV32, MiniMaxM2
 from octavo.chat_formats.json_lists import Granite3, Nemotron, Phi4Mini, ToolCallsList
 from octavo.chat_formats.kimi_k2 import KimiK2
+from octavo.chat_formats.kimi_k3 import KimiK3
 from octavo.chat_formats.llama_json import LlamaJSON
 from octavo.chat_formats.messages import ParsedMessage
 from octavo.chat_formats.mistral import Mistral, MistralArgs
@@ -534,6 +535,29 @@ CASES = {
                 [("get_weather", '{"city": "Paris", "wind": true}'), ("clock", "{}")],
             ),
         },
+    ),
+    "kimi-k3": Case(
+        KimiK3,
+        "tools <|open|> <|close|> <|sep|>",
+        ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
+        {
+            "<|open|>think<|sep|>Two.<|close|>think<|sep|><|open|>response<|sep|>I look."
+            '<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="get_weather" index="1"'
+            '<|sep|><|open|>argument key="city" type="string"<|sep|>Paris<|close|>argument<|sep|>'
+            '<|open|>argument key="days" type="number"<|sep|>3<|close|>argument<|sep|><|close|>call'
+            '<|sep|><|open|>call tool="clock" index="2"<|sep|><|close|>call<|sep|><|close|>tools'
+            "<|sep|><|close|>message<|sep|><|end_of_msg|>": (
+                "Two.",
+                "I look.",
+                [("get_weather", '{"city": "Paris", "days": 3}'), ("clock", "{}")],
+            ),
+            "<|open|>response<|sep|>It is 5.<|close|>response<|sep|><|close|>message<|sep|>": (
+                None,
+                "It is 5.",
+                [],
+            ),
+        },
+        before_content="<|open|>response<|sep|>",
     ),
     "command": Case(
         Command,

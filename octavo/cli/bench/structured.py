@@ -4,9 +4,12 @@ cost."""
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.cli import terminal
+from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
 from octavo.cli.flags import add_number, add_value, from_flags
 from octavo.settings.engine import CPU_MAX_NUM_SEQS
@@ -14,6 +17,8 @@ from octavo.settings.engine import CPU_MAX_NUM_SEQS
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from octavo.bench.offline.session import OfflineSession
+    from octavo.bench.structured.llama_server import LlamaServer
     from octavo.bench.structured.study import StructuredRow
     from octavo.bench.structured.validity_study import ValidityRow
 
@@ -26,7 +31,7 @@ examples:
   octavo bench structured
   octavo bench structured qwen2.5-coder-0.5b --schemas 2000 --json
   octavo bench structured qwen2.5-coder-0.5b --valid 2000 --max-tokens 64
-  octavo bench structured qwen2.5-coder-0.5b --llama-server http://127.0.0.1:8080
+  octavo bench structured qwen2.5-coder-0.5b --llama-server ~/llama.cpp/build/bin/llama-server
 
 docs/metrics.md says what each figure is.
 """
@@ -45,15 +50,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_number(parser, "--max-tokens", "the most tokens of an answer", 256)
     add_value(
         parser,
-        "--llama-server URL",
-        "a llama-server with the same model: it answers the records too, and is timed beside",
+        "--llama-server WHICH",
+        "the program llama-server, to start with the same GGUF file, or the URL of one that runs "
+        "with it: it answers the records too, and is timed beside",
     )
     common.add_repeat_flag(parser, repeat=3)
     common.add_seed_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    return _measure(args) if args.valid is None else _check(args)
+    if args.valid is None:
+        return _measure(args)
+    if args.llama_server is not None:
+        raise UsageError("--llama-server is not for --valid, which checks the engine's own answers")
+    return _check(args)
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -85,10 +95,8 @@ def _check(args: argparse.Namespace) -> int:
 
 def _measure(args: argparse.Namespace) -> int:
     from octavo.bench.record import Recorder
-    from octavo.bench.structured.llama_server import LlamaServer
     from octavo.bench.structured.study import StructuredPlan, StructuredStudy
 
-    peer = None if args.llama_server is None else LlamaServer(args.llama_server)
     plan = from_flags(StructuredPlan, args)
     roomier = {"max_num_seqs": args.streams} if args.streams > CPU_MAX_NUM_SEQS else {}
     settings = common.engine_args(args, seed=args.seed, **roomier)
@@ -96,6 +104,7 @@ def _measure(args: argparse.Namespace) -> int:
     with (
         recorder,
         common.open_session(settings) as session,
+        _peer(args, session) as peer,
         terminal.progress_over("measuring", StructuredStudy.num_turns(plan, peer)) as advance,
     ):
         recorder.engine = session.info
@@ -110,6 +119,28 @@ def _measure(args: argparse.Namespace) -> int:
     recorder.warnings += _invalid(rows)
     common.report(args, document, lambda console: _print(console, args, rows))
     return 0
+
+
+@contextmanager
+def _peer(args: argparse.Namespace, session: OfflineSession) -> Iterator[LlamaServer | None]:
+    """Return the llama-server that is asked for, which may have to be started."""
+    from octavo import hub
+    from octavo.bench.structured.llama_server import LlamaServer, running_llama_server
+
+    which: str | None = args.llama_server
+    if which is None:
+        yield None
+    elif (program := Path(which).expanduser()).is_file():
+        with running_llama_server(
+            program,
+            hub.resolve(args.model),
+            streams=args.streams,
+            threads=session.probe.num_threads,
+            max_tokens=args.max_tokens,
+        ) as server:
+            yield server
+    else:
+        yield LlamaServer(which)
 
 
 def _invalid(rows: list[StructuredRow]) -> list[str]:
@@ -153,7 +184,7 @@ def _print(console: Console, args: argparse.Namespace, rows: list[StructuredRow]
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     mask, compiled = row["mask_us"] or {}, row["compile_ms"] or {}
-    tps, plain = row["decode_tps"], row["plain_decode_tps"]
+    tps, plain, ratio = row["decode_tps"], row["plain_decode_tps"], row["ratio"]
     return (
         row["kind"],
         *(str(row[name]) for name in ("schemas", "refused", "finished", "valid")),
@@ -161,7 +192,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         " ".join(_number(each, 2) for each in compiled.values()),
         _number(tps, 1),
         _number(plain, 1),
-        f"{tps / plain:.2f} ×" if tps and plain else "",
+        f"{ratio['median']:.2f} ×" if ratio else "",
     )
 
 

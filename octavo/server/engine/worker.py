@@ -143,8 +143,6 @@ class EngineWorker:
 
     def run(self) -> None:
         """Step the engine until a ``stop`` message comes."""
-        # Making it later would hold up the streams of others: nothing else runs meanwhile.
-        self._preparation.open_vocabulary()
         try:
             self._loop.run()
         finally:

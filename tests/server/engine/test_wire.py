@@ -10,11 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.base.errors import (
+    ConstraintError,
     EngineError,
+    EngineUnavailableError,
     InvalidRequestError,
     ModelFileError,
     ModelNotFoundError,
     PromptTooLongError,
+    QueueFullError,
 )
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
@@ -134,6 +137,10 @@ def test_facts_come_back():
         PromptTooLongError("too long", 7, 5),
         ModelNotFoundError("no such model"),
         EngineError("a bug"),
+        QueueFullError("too many constraints", 2.5),
+        EngineUnavailableError("not now", 1.5),
+        QueueFullError("full"),
+        ConstraintError("is none", "structured_outputs.json", "unsatisfiable"),
     ],
 )
 def test_errors_come_back_as_they_were(error):
