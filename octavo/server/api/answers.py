@@ -94,7 +94,8 @@ class Error(AnswerModel):
 
 
 class LoadState(AnswerModel):
-    """``value``: unloaded, loading, loaded or unloading, as llama-server's router has them.
+    """``value``: unloaded, loading or loaded, as llama-server's router has them, or restarting or
+    unloading.
     ``failed``, ``error``: that the last attempt to load it has failed, and why."""
 
     value: str

@@ -35,7 +35,7 @@ class ModelStatus:
     Args:
         names: that clients may use; the first is in answers.
         path: of its files, which clients must not learn.
-        state: "unloaded", "loading", "loaded" or "unloading".
+        state: "unloaded", "loading", "loaded", "restarting" (its engine has died) or "unloading".
         is_pinned: it is not unloaded to make room, nor when it is idle.
         num_requests, num_waiting: that it has, and that wait for it to be loaded.
         memory_bytes: weights, KV, activations: what it takes, or would; None until it is known.

@@ -12,7 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
-from octavo.base.errors import OctavoError
+from octavo.base.errors import DeadlineError, OctavoError
 from octavo.server.api.server_context import ServerContext
 from octavo.server.http.access_control import App, Message, Receive, Scope, Send
 from octavo.server.http.background import in_background
@@ -84,11 +84,18 @@ class ModelChoice:
             self._models.release(model)
 
     async def _wait(self, model: RegisteredModel, receive: Receive) -> ServerContext | None:
-        """Wait until a model is loaded; return None if its client has left before."""
+        """Wait until a model is loaded; return None if its client has left before.
+
+        Raises:
+            DeadlineError: it takes longer than requests may.
+        """
+        most = self._models.commons.settings.request_timeout
         loading = asyncio.ensure_future(self._models.acquire(model))
         leaving = asyncio.ensure_future(receive())
         try:
-            await asyncio.wait((loading, leaving), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                (loading, leaving), timeout=most, return_when=asyncio.FIRST_COMPLETED
+            )
         except asyncio.CancelledError:
             self._give_up(loading, model)
             raise
@@ -97,6 +104,8 @@ class ModelChoice:
         if loading.done():
             return loading.result()
         self._give_up(loading, model)
+        if not done:
+            raise DeadlineError(f"the timeout of {most:g} s passed while {model.name} was loading")
         return None
 
     def _give_up(self, loading: asyncio.Future[ServerContext], model: RegisteredModel) -> None:

@@ -7,6 +7,7 @@ import time
 from enum import Enum
 
 from octavo.server.api.server_context import ModelStatus, ServerContext
+from octavo.server.engine.generation import EngineState
 from octavo.server.http.errors import HttpError
 from octavo.server.registry.entries import ModelEntry
 from octavo.server.registry.eviction import Resident
@@ -114,15 +115,18 @@ class RegisteredModel:
         return max(0.0, self.idle_since + self.idle_seconds - time.monotonic())
 
     def status(self, num_waiting: int) -> ModelStatus:
-        is_ending = self.must_end and self.state is ModelState.LOADED
-        state = ModelState.UNLOADING if is_ending else self.state
+        state = self.state.value
+        if self.state is ModelState.LOADED and self.must_end:
+            state = ModelState.UNLOADING.value
+        elif self.served is not None and self.served.engine.state is EngineState.RESTARTING:
+            state = EngineState.RESTARTING.value
         length = None
         if self.context is not None and self.state is ModelState.LOADED:
             length = self.context.engine.facts.max_model_len
         return ModelStatus(
             names=self.entry.names,
             path=self.entry.path,
-            state=state.value,
+            state=state,
             is_pinned=self.is_pinned,
             num_requests=self.num_requests,
             num_waiting=num_waiting,

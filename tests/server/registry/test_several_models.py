@@ -266,3 +266,14 @@ def test_what_is_made_in_the_background_keeps_its_model(over_http):
         assert setting.states() == {"a": "unloaded", "b": "loaded"}
 
     over_http(main, "a", "b", budget=100)
+
+
+def test_a_request_waits_no_longer_than_requests_may(over_http):
+    async def main(client, setting):
+        answer = await post(client, **asking("b"))
+        assert answer.status_code == 504
+        assert "while b was loading" in answer.json()["error"]["message"]
+        assert setting.registry.num_waiting == 0
+        assert setting.states() == {"a": "unloaded", "b": "loading"}
+
+    over_http(main, "a", "b", held=("b",), request_timeout=0.01)
