@@ -273,7 +273,7 @@ def test_a_request_waits_no_longer_than_requests_may(over_http):
         answer = await post(client, **asking("b"))
         assert answer.status_code == 504
         assert "while b was loading" in answer.json()["error"]["message"]
-        assert setting.registry.num_waiting == 0
+        await setting.until(lambda: setting.registry.num_waiting == 0)
         assert setting.states() == {"a": "unloaded", "b": "loading"}
 
     over_http(main, "a", "b", held=("b",), request_timeout=0.01)
