@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import threading
 from collections.abc import Callable
@@ -24,6 +25,26 @@ from octavo.server.settings import ServerSettings
 from octavo.settings.engine import EngineArgs
 
 
+class ObedientEngine(ScriptedEngine):
+    """Ends when it is told to stop, as a real one does."""
+
+    async def connect(self, protocol: Any) -> None:
+        await super().connect(protocol)
+        self._theirs.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._theirs, self._look)
+
+    def _look(self) -> None:
+        data = self._theirs.recv(4096)
+        if not data or b"stop" in data:
+            self.kill()
+
+    def kill(self, signum: int = signal.SIGKILL) -> None:
+        if not self.is_over:
+            with contextlib.suppress(RuntimeError):  # no loop runs before it is connected
+                asyncio.get_running_loop().remove_reader(self._theirs)
+        super().kill(signum)
+
+
 class HeldLauncher(SocketLauncher):
     """Engines that load until `say` lets them go on."""
 
@@ -32,7 +53,7 @@ class HeldLauncher(SocketLauncher):
         self.engines: list[ScriptedEngine] = []
 
     def launch(self) -> ScriptedEngine:
-        self.engines.append(ScriptedEngine(READY if self._says_ready else SILENCE))
+        self.engines.append(ObedientEngine(READY if self._says_ready else SILENCE))
         return self.engines[-1]
 
     def say(self, message: dict[str, Any]) -> None:
