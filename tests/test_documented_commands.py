@@ -38,6 +38,10 @@ NOT_RUN = {
     "pull": "fetches a model from a hub or a registry: tests/hub does, from servers of its own",
     "rm": "deletes what `pull` has fetched",
     "compare": "needs llama.cpp and others beside octavo: tests/bench/test_peers.py has stand-ins",
+    "--model-dir": "needs a folder of models: tests/server/registry has some",
+    "--model-memory": "needs several models: tests/server/live/test_several_models.py has two",
+    "chat --url": "talks to a server: tests/cli/test_chat_url.py has a stand-in",
+    "http://other-machine:8000": "is another machine",
     "chat qwen2.5-coder-1.5b --tools": "asks on a terminal: tests/cli/test_chat_tools.py has one",
     "cuda": "needs a GPU",
     "cluster": "needs ray: tests/cluster has clusters of its own",
@@ -172,6 +176,7 @@ def test_a_documented_server_has_all_that_it_starts_with(run, command, monkeypat
     import octavo.server.run
 
     monkeypatch.setattr(octavo.server.run, "serve", lambda *args: 0)
+    monkeypatch.setattr(octavo.server.run, "serve_several", lambda *args: 0)
     run(command)
 
 

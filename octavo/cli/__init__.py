@@ -14,7 +14,7 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from octavo.base.errors import OctavoError
@@ -58,6 +58,8 @@ COMMANDS = {
     "pull": Command("models", "configure_pull", "fetch a model"),
     "models": Command("models", "configure_list", "list the models that are here"),
     "rm": Command("models", "configure_remove", "delete a fetched model"),
+    "show": Command("show", "configure", "what is in a model: shape, weights, template, licence"),
+    "ps": Command("ps", "configure", "the servers that run here, and their models"),
     "doctor": Command("doctor", "configure", "what this machine has, and what octavo makes of it"),
     "completion": Command("completion", "configure", "what a shell needs to complete commands"),
 }
@@ -94,13 +96,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str]) -> int:
     try:
         parser = build_parser(argv)
-        args = parser.parse_args(argv)
+        args = parser.parse_args(_with_variables(parser, argv))
         if args.command is None:
             parser.print_help(sys.stderr)
             return 2
         return _run(args)
     except SystemExit as stop:  # argparse: --help is 0, wrong usage is 2
         return stop.code if isinstance(stop.code, int) else 1
+
+
+def _with_variables(parser: CommandParser, argv: Sequence[str]) -> Sequence[str]:
+    """Return the arguments with those of the environment."""
+    if list(argv[:1]) == ["completion"] or not any(
+        name.startswith("OCTAVO_") for name in os.environ
+    ):
+        return argv
+    from octavo.cli.environment import flags_of, with_variables
+
+    def all_flags() -> Iterator[str]:
+        for name in COMMANDS:
+            yield from flags_of(build_parser([name]))
+            for subcommand in _commands_of(name):
+                yield from flags_of(build_parser([name, subcommand]))
+
+    return with_variables(parser, argv, all_flags=all_flags)
+
+
+def _commands_of(group: str) -> Sequence[str]:
+    """Return the commands of a group; none of what is no group."""
+    command = COMMANDS[group]
+    if command.configure != "COMMANDS":
+        return ()
+    return list(importlib.import_module(f"octavo.cli.{command.module}").COMMANDS)
 
 
 def build_parser(argv: Sequence[str]) -> CommandParser:

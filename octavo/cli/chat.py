@@ -16,7 +16,7 @@ from octavo.agents.tool_loop import LoopEnd, run_tool_loop
 from octavo.agents.toolbox import Toolbox, ToolResult
 from octavo.base.errors import ChatTemplateError, OctavoError
 from octavo.chat_formats.messages import MessageDelta, ParsedMessage, ToolCall
-from octavo.cli import chat_input, chat_tools, results, terminal
+from octavo.cli import UsageError, chat_input, chat_tools, results, terminal
 from octavo.cli.engine_flags import (
     add_engine_flags,
     add_model_argument,
@@ -26,7 +26,9 @@ from octavo.cli.engine_flags import (
 from octavo.cli.flags import add_value
 from octavo.cli.generate import OFTEN, load
 from octavo.cli.parser import did_you_mean, near
+from octavo.cli.remote_model import RemoteAnswer, RemoteModel
 from octavo.cli.sampling_flags import add_sampling_flags, base_params, sampling_fields
+from octavo.cli.server_client import ServerClient
 from octavo.core.sampling_params import SamplingParams
 from octavo.hub import DEFAULT_MODEL
 
@@ -39,6 +41,7 @@ EXAMPLES = """\
 examples:
   octavo chat
   octavo chat smollm2-135m --system "You are a pirate." --temperature 0.9
+  octavo chat --url http://127.0.0.1:8000 smollm2-135m
   printf 'Hello\\nAnd in French?\\n' | octavo chat
   octavo chat qwen2.5-coder-1.5b --tools my_tools.py --tools "mcp:my-mcp-server --read-only"
 """
@@ -59,7 +62,8 @@ _FIXED = {"n", "best_of", "logprobs", "prompt_logprobs", "detokenize", "output_k
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_model_argument(parser)
+    add_model_argument(parser, default=argparse.SUPPRESS)
+    add_value(parser, "--url URL", "chat with a model of the server there; MODEL is its name")
     add_value(parser, "--system TEXT", "system message")
     chat_tools.add_tool_flags(parser)
     add_sampling_flags(parser, skip=_FIXED, **DEFAULTS)
@@ -68,12 +72,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     sampling = sampling_fields(args)
-    engine = engine_kwargs(args)
-    lora = answering_adapter(engine)
-    with chat_tools.open_toolbox(args) as toolbox, load(args.model, engine) as llm:
+    with chat_tools.open_toolbox(args) as toolbox, _open(args) as (name, llm, lora):
         if not llm.has_chat_template:
             raise ChatTemplateError(
-                f"{args.model} has no chat template: use `octavo generate --raw`, or a model that "
+                f"{name} has no chat template: use `octavo generate --raw`, or a model that "
                 f"was trained to chat, such as {DEFAULT_MODEL}"
             )
         params = base_params(llm, **DEFAULTS | sampling)
@@ -84,11 +86,30 @@ def run(args: argparse.Namespace) -> int:
             lora=lora,
         )
         if sys.stdin.isatty():
-            terminal.say(f"{args.model}. /help lists the commands, Ctrl-D ends.")
+            terminal.say(f"{name}. /help lists the commands, Ctrl-D ends.")
         for message in chat_input.messages(conversation.completions):
             if not conversation.take(message):
                 break
     return 0
+
+
+@contextmanager
+def _open(args: argparse.Namespace) -> Iterator[tuple[str, LLM | RemoteModel, dict[str, Any]]]:
+    """Load the model, or find it at a server; its name comes with it, and the adapter that answers
+    as an argument of `LLM.stream_chat`."""
+    settings = engine_kwargs(args)
+    if args.url is None:
+        name = getattr(args, "model", DEFAULT_MODEL)
+        lora = answering_adapter(settings)
+        with load(name, settings) as llm:
+            yield name, llm, lora
+        return
+    if settings:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in settings)
+        raise UsageError(f"{flags}: with --url the server has an engine already")
+    client = ServerClient(args.url)
+    model = RemoteModel(client, getattr(args, "model", None))
+    yield f"{model.name} at {client.url}", model, {}
 
 
 class Conversation:
@@ -96,7 +117,7 @@ class Conversation:
 
     def __init__(
         self,
-        llm: LLM,
+        llm: LLM | RemoteModel,
         params: SamplingParams,
         system: str | None,
         toolbox: Toolbox,
@@ -114,7 +135,7 @@ class Conversation:
         self._lora = lora or {}
         self.calls = calls
         self.max_turns = max_turns
-        self.last: RequestOutput | None = None
+        self.last: RequestOutput | RemoteAnswer | None = None
         self.messages: list[dict[str, Any]] = []
         self.clear("")
 
@@ -235,7 +256,12 @@ class Conversation:
             terminal.say(f"octavo: error: cannot write {path}: {error.strerror}")
 
     def stats(self, _: str) -> None:
-        print(results.summary(self.last) if self.last is not None else "no answer yet")
+        if self.last is None:
+            print("no answer yet")
+        elif isinstance(self.last, RemoteAnswer):
+            print(self.last.summary())
+        else:
+            print(results.summary(self.last))
 
     COMMANDS = {
         "help": help,

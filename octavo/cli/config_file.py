@@ -7,7 +7,8 @@ The names are those of the flags, with hyphens or underscores, and ``model`` is 
     speculative-config: {method: auto}
     enable_prefix_caching: false
 
-What is given on the command line, too, counts there.
+What is given on the command line, too, counts there. ``octavo serve`` takes several models as
+``models``, each with settings of its own (`octavo.cli.served_models`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from octavo.cli import UsageError
 from octavo.cli.flags import add_value, as_command_line
 from octavo.cli.parser import CommandParser
 
-_MODEL = "model"
+_MODEL, _MODELS = "model", "models"
 
 
 def add_config_flag(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +39,8 @@ def add_config_flag(parser: argparse.ArgumentParser) -> None:
 def with_config(
     args: argparse.Namespace, add_flags: Callable[[argparse.ArgumentParser], None]
 ) -> argparse.Namespace:
-    """Return the arguments, completed by those of the file that ``--config`` names.
+    """Return the arguments, completed by those of the file that ``--config`` names; what it says of
+    ``models`` is left as it is.
 
     Args:
         args: of a parser whose flags are left out where they are not given, MODEL too.
@@ -50,13 +52,29 @@ def with_config(
     if args.config is None:
         return args
     settings = _read(Path(args.config).expanduser())
-    parser = _FileParser(prog=args.config, add_help=False, allow_abbrev=False)
-    add_flags(parser)
-    model = settings.pop(_MODEL, None)
-    found = vars(parser.parse_args(as_command_line(settings)))
+    model, models = settings.pop(_MODEL, None), settings.pop(_MODELS, None)
+    found = vars(parse_settings(settings, args.config, add_flags))
     if model is not None:
-        found[_MODEL] = str(model)
+        found[_MODEL] = [str(each) for each in model] if isinstance(model, list) else str(model)
+    if models is not None:
+        found[_MODELS] = models
     return argparse.Namespace(**{**found, **vars(args)})
+
+
+def parse_settings(
+    settings: Mapping[str, Any], where: str, add_flags: Callable[[argparse.ArgumentParser], None]
+) -> argparse.Namespace:
+    """Return settings of a file as the arguments that flags of these names would give.
+
+    Args:
+        where: they are, for errors.
+
+    Raises:
+        UsageError: there is no such flag, or its value is wrong.
+    """
+    parser = _FileParser(prog=where, add_help=False, allow_abbrev=False)
+    add_flags(parser)
+    return parser.parse_args(as_command_line(settings))
 
 
 class _FileParser(CommandParser):

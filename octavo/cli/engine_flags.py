@@ -26,7 +26,8 @@ from octavo.settings.replica_range import parse_replicas
 
 # Settings that are sizes in bytes.
 _SIZES = (
-    *("kv_cache_memory", "kv_buffer_size", "response_cache", "max_unread_bytes", "lora_memory"),
+    *("kv_cache_memory", "kv_buffer_size", "response_cache", "max_unread_bytes"),
+    *("lora_memory", "model_memory"),
 )
 # Settings about adapters, for commands whose requests have none.
 LORA_SETTINGS = frozenset(
@@ -165,8 +166,9 @@ def _settings(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
         return {"type": int, "metavar": "N"}
     if float in kinds:
         return {"type": float, "metavar": "X"}
-    if "file" in field.metadata["help"].split():
-        return {"metavar": "FILE"}
+    words = field.metadata["help"].split()
+    if "file" in words or "DIR" in words:
+        return {"metavar": "FILE" if "file" in words else "DIR"}
     return {"metavar": "JSON" if "JSON" in field.metadata["help"] else "NAME"}
 
 

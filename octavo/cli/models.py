@@ -12,13 +12,13 @@ from octavo.cli.parser import completed_by
 from octavo.hub import InstalledModel
 
 PULL_EXAMPLES = """\
-NAME is an alias (see `octavo models`) or a hub id: org/name[@revision][:file.gguf]
+NAME is an alias (see `octavo models`) or a hub id: org/name[@revision], with :file.gguf or :Q4_K_M
 
 examples:
   octavo pull smollm2-135m
   octavo pull gemma3-270m --accept-terms
   octavo pull Qwen/Qwen3-0.6B
-  octavo pull Qwen/Qwen3-0.6B-GGUF:Qwen3-0.6B-Q8_0.gguf
+  octavo pull Qwen/Qwen3-0.6B-GGUF:Q8_0              # or :Qwen3-0.6B-Q8_0.gguf
   octavo pull smollm2-135m --verify       # read the file again, and check its sha256
 """
 

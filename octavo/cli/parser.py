@@ -86,10 +86,18 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, *, add_help: bool = True, **settings: Any):
         super().__init__(formatter_class=HelpFormatter, add_help=False, **settings)
         self.other_names: Callable[[], Mapping[str, str]] = dict
+        self.from_variables: dict[str, str] = {}  # by flag
         if not add_help:
             return
         self.add_argument("-h", "--help", action="help", help="show the flags most used, and exit")
         self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all flags, and exit")
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with a message; it says which variable a value came from, if from one."""
+        named = message.removeprefix("argument ").partition(":")[0].split("/")
+        variables = {self.from_variables[flag] for flag in named if flag in self.from_variables}
+        said = "".join(f" (from the variable {each})" for each in sorted(variables))
+        super().error(message + said)
 
     # -- what is mistyped -------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from octavo.core.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
     from octavo import LLM
+    from octavo.cli.remote_model import RemoteModel
 
 _DEST = "sampling_"
 _CONSTRAINT_DEST = "constraint_"
@@ -139,7 +140,7 @@ def add_sampling_flags(
         rarely(group, f"--{constraint.name}")
 
 
-def base_params(llm: LLM, **defaults: Any) -> SamplingParams:
+def base_params(llm: LLM | RemoteModel, **defaults: Any) -> SamplingParams:
     """Return the sampling parameters of a command, before the user's.
 
     They are those that the model's authors recommend, or else ``FALLBACK``: small models lose the

@@ -1,7 +1,8 @@
 """Models by name: find them, fetch them, list them, remove them.
 
 A model argument, wherever octavo takes one, is an alias (``smollm2-135m``), a folder, a ``.gguf``
-file, or a hub id (``org/name[@revision][:file.gguf]``). ``resolve`` turns it into a path.
+file, or a hub id: ``org/name[@revision]``, with ``:file.gguf`` or a quantization, ``:Q4_K_M``.
+``resolve`` turns it into a path.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def resolve(model: str, *, accept_terms: bool = False, progress: Progress | None
     if path.is_file():
         return _check_file(path)
     hub_id = HubId.parse(model)
-    if hub_id is not None and (hub_id.file is not None or path.suffix != ".gguf"):
+    if hub_id is not None and (hub_id.is_gguf or path.suffix != ".gguf"):
         return pull(model, progress=progress)
     if path.suffix == ".gguf" or model.startswith((".", "/", "~")):
         raise ModelNotFoundError(f"there is no file or folder {path.absolute()}")
@@ -174,5 +175,5 @@ def _not_found(name: str) -> ModelNotFoundError:
     hint = f"Did you mean {' or '.join(near)}?" if near else f"Known names: {', '.join(CATALOG)}."
     return ModelNotFoundError(
         f"no model {name!r}: it is no alias, no folder, no .gguf file, and no hub id "
-        f"(org/name[@revision][:file.gguf]). {hint}"
+        f"(org/name[@revision][:file.gguf or :Q4_K_M]). {hint}"
     )

@@ -1,4 +1,5 @@
-"""Fetch models from the Hugging Face hub by ids such as ``org/name@revision:file.gguf``.
+"""Fetch models from the Hugging Face hub by ids such as ``org/name@revision:file.gguf``, or
+``org/name:Q4_K_M``, which is the GGUF file of that quantization.
 
 Only weights, configuration, tokenizer and templates are fetched; never code, never pickles. Of a
 GGUF file that was split, any part stands for all of them.
@@ -6,8 +7,9 @@ GGUF file that was split, any part stands for all of them.
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -25,20 +27,35 @@ PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "LICENSE*",
 _HUB_ID = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
     r"(?:@(?P<revision>[A-Za-z0-9][\w./-]*))?"
-    r"(?::(?P<file>[A-Za-z0-9][\w ./+-]*\.gguf))?",
+    r"(?::(?:(?P<file>[A-Za-z0-9][\w ./+-]*\.gguf)|(?P<tag>[A-Za-z0-9_-]{1,32})))?",
     re.ASCII,
+)
+
+
+# The part of a file's name that says its quantization: Q4_K_M, IQ4_XS, UD-Q4_K_XL, bf16.
+_QUANTIZATION = re.compile(
+    r"(?:^|[-._])((?:UD-)?(?:I?Q[1-8](?:_[A-Z0-9]+)*|TQ[12]_0|MXFP4(?:_MOE)?|BF16|F16|F32))"
+    r"(?=$|[-.])",
+    re.IGNORECASE,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class HubId:
+    """A model of the hub. ``file`` is one of its GGUF files, ``tag`` the quantization of one."""
+
     repo: str
     revision: str | None = None
     file: str | None = None
+    tag: str | None = None
+
+    @property
+    def is_gguf(self) -> bool:
+        return self.file is not None or self.tag is not None
 
     @classmethod
     def parse(cls, text: str) -> HubId | None:
-        """Return the parts of ``org/name[@revision][:file.gguf]``, None for text of another
+        """Return the parts of ``org/name[@revision][:file.gguf or :TAG]``, None for text of another
         form."""
         match = _HUB_ID.fullmatch(text)
         if match is None or ".." in text:
@@ -89,22 +106,23 @@ def fetch(
     if progress is not None:
         progress(total, total)
     license = getattr(getattr(info, "card_data", None), "license", None)
-    entry = "." if hub_id.file is None else files[0].path
+    entry = files[0].path if hub_id.is_gguf else "."
     return Fetched(entry, files, info.sha, license)
 
 
 def _choose(hub_id: HubId, siblings: dict[str, Any]) -> list[Any]:
     """Return the files of the repository to fetch; of a split GGUF file all parts, in order."""
-    if hub_id.file is not None:
-        if hub_id.file not in siblings:
+    file = hub_id.file if hub_id.tag is None else _file_of_tag(hub_id, hub_id.tag, siblings)
+    if file is not None:
+        if file not in siblings:
             raise ModelNotFoundError(
-                f"{hub_id.repo} has no file {hub_id.file!r}. " + _gguf_hint(hub_id, siblings)
+                f"{hub_id.repo} has no file {file!r}. " + _gguf_hint(hub_id, siblings)
             )
-        parts = split_parts(hub_id.file)
+        parts = split_parts(file)
         missing = [part for part in parts if part not in siblings]
         if missing:
             raise ModelNotFoundError(
-                f"{hub_id.repo}: {hub_id.file} is one of {len(parts)} parts, and the repository "
+                f"{hub_id.repo}: {file} is one of {len(parts)} parts, and the repository "
                 f"does not have {', '.join(missing[:5])}"
             )
         return [siblings[part] for part in parts]
@@ -119,6 +137,35 @@ def _choose(hub_id: HubId, siblings: dict[str, Any]) -> list[Any]:
     if any(not n.startswith("consolidated") for n in weights):
         names = [n for n in names if not n.startswith("consolidated")]
     return [siblings[name] for name in sorted(names)]
+
+
+def _file_of_tag(hub_id: HubId, tag: str, names: Iterable[str]) -> str:
+    """Return the GGUF file of a quantization: the first part of one that was split. Of several, the
+    one that is not in a folder, or has the shortest name.
+
+    Raises:
+        ModelNotFoundError: there is none.
+    """
+    found: dict[str, list[str]] = {}
+    for name in names:
+        if name.endswith(".gguf") and split_parts(name)[0] == name:
+            for each in tags_of(name):
+                found.setdefault(each, []).append(name)
+    chosen = found.get(tag.upper())
+    if chosen is None:
+        near = difflib.get_close_matches(tag.upper(), found, n=2, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(found)}"
+        raise ModelNotFoundError(
+            f"{hub_id.repo} has no GGUF file of {tag}; {hint if found else 'it has none at all'}"
+        )
+    return min(chosen, key=lambda name: (name.count("/"), len(name), name))
+
+
+def tags_of(name: str) -> list[str]:
+    """Return the quantizations that a GGUF file's name says it has, in capitals: none, or one."""
+    stem = name.rpartition("/")[2].removesuffix(".gguf")
+    found = _QUANTIZATION.findall(stem)
+    return [found[-1].upper()] if found else []
 
 
 def _gguf_hint(hub_id: HubId, siblings: dict[str, Any]) -> str:

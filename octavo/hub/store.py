@@ -107,14 +107,14 @@ def lock(name: str) -> Iterator[None]:
 
 def find(name: str) -> InstalledModel | None:
     """Return the stored model called ``name``, or None. Sizes are checked, contents are not."""
-    model = _read_manifest(model_folder(name))
+    model = read_manifest(model_folder(name))
     return model if model is not None and model.name == name else None
 
 
 def installed() -> list[InstalledModel]:
     """Return every complete model in the store, by name."""
     folders = (home() / "models").glob("*/")
-    models = [model for model in map(_read_manifest, folders) if model is not None]
+    models = [model for model in map(read_manifest, folders) if model is not None]
     return sorted(models, key=lambda model: model.name)
 
 
@@ -184,7 +184,7 @@ def tree_bytes(folder: Path) -> int:
     return total
 
 
-def _read_manifest(folder: Path) -> InstalledModel | None:
+def read_manifest(folder: Path) -> InstalledModel | None:
     """Return the model in a folder, None if it is missing or incomplete, or its manifest is
     damaged."""
     try:

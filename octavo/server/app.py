@@ -1,11 +1,14 @@
 """The ASGI app with all routes, and the layers around them.
 
 Aliases ─► MeasuredApp ─► AccessControl ─► FastAPI ─► a router for each kind of API
+
+Where a server has several models, the layer that chooses one is between the last two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -35,7 +38,8 @@ from octavo.server.api.pooling import reranking
 from octavo.server.api.pooling import routes as pooling
 from octavo.server.api.server_context import ServerContext
 from octavo.server.api.tgi import routes as tgi
-from octavo.server.http.access_control import OPERATOR_PATHS, AccessControl, App
+from octavo.server.engine.generation import EngineObserver
+from octavo.server.http.access_control import OPERATOR_PATHS, AccessControl, App, Capacity
 from octavo.server.http.aliases import Aliases
 from octavo.server.http.background import in_background
 from octavo.server.http.errors import HttpError, error_response, to_http_error
@@ -43,6 +47,7 @@ from octavo.server.http.json_text import encode
 from octavo.server.http.request_metrics import MeasuredApp
 from octavo.server.http.tenants import Tenants
 from octavo.server.page import routes as page
+from octavo.server.watch.metrics import ServerMetrics
 
 _ROUTE_MODULES = (
     chat_completions,
@@ -75,6 +80,10 @@ def create_routers(server: ServerContext) -> list[APIRouter]:
         from octavo.server.api.octavo import replicas
 
         routers.append(replicas.create_router(server.replicas))
+    if server.models is not None:
+        from octavo.server.api.llama_server import models as router_models
+
+        routers.append(router_models.create_router(server.models))
     return routers
 
 
@@ -104,23 +113,47 @@ def create_app(routers: Sequence[APIRouter]) -> FastAPI:
     return app
 
 
-def create_server_app(server: ServerContext, tenants: Tenants) -> App:
+@dataclass(frozen=True)
+class Entrance:
+    """The layers that requests meet before they reach a model.
+
+    Args:
+        capacity: asked whether another request can be queued.
+        observer, metrics: of what is refused there, and of HTTP.
+        choose_model: the layer that finds out which model a request is for.
+    """
+
+    capacity: Capacity
+    observer: EngineObserver
+    metrics: ServerMetrics
+    choose_model: Callable[[App], App] = lambda app: app
+
+    @classmethod
+    def of(cls, server: ServerContext) -> Entrance:
+        """Return that of a server with one model."""
+        return cls(server.engine, server.observer, server.metrics)
+
+
+def create_server_app(
+    server: ServerContext, tenants: Tenants, entrance: Entrance | None = None
+) -> App:
     """Return the whole app, with all layers between the socket and the engine."""
+    entrance = entrance or Entrance.of(server)
     routers = create_routers(server)
     app = create_app(routers)
     access = AccessControl(
-        app,
+        entrance.choose_model(app),
         server.settings,
         tenants,
-        server.engine,
+        entrance.capacity,
         server.drain_state,
-        server.observer,
+        entrance.observer,
         # Limits and overload are checked before a body is read: wherever a POST brings one. What
         # an operator may do about overload is no part of it.
         costly_paths=frozenset(post_routes(routers)) - OPERATOR_PATHS,
     )
     paths = described_paths(routers) | {"/", steps.PATH}
-    measured: Any = MeasuredApp(access, server.metrics, paths)
+    measured: Any = MeasuredApp(access, entrance.metrics, paths)
     return Aliases(measured)
 
 

@@ -11,9 +11,9 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from octavo import hub
 from octavo.base.errors import ConfigError
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from octavo.server.engine.placed_engines import PlacedLaunchers
     from octavo.server.engine.replicas import Launchers
     from octavo.server.engine.step_prediction import FindCalibration
+    from octavo.server.http.access_control import DrainState
+    from octavo.server.requested_model import RequestedModel
+    from octavo.server.server import Served
 
 _log = logging.getLogger("octavo.server")
 
@@ -54,6 +57,49 @@ def serve(
     Raises:
         ConfigError, ModelError: the server could not start.
     """
+    _prepare(settings)
+    _refuse_idle_settings(args, settings)
+    args.check_server()
+    path = hub.resolve(args.model)
+    args = open_source(path, args.model_impl).settings(args)
+    with (
+        listen(settings) as listener,
+        contextlib.closing(_create_launcher(args, settings, listener)) as launcher,
+    ):
+        _end_on_signals()
+        launcher.launch_ahead()
+        parts = _one_model(args, settings, path, launcher, find_calibration)
+        return _run(settings, listener, *parts)
+
+
+def serve_several(
+    models: Sequence[RequestedModel],
+    others: Callable[[str], EngineArgs],
+    settings: ServerSettings,
+    find_calibration: Callable[[str], Any] = lambda model: None,
+) -> int:
+    """Serve several models, which are loaded when they are asked for, until a signal says to stop;
+    return the exit status.
+
+    Args:
+        models: those that were named.
+        others: returns the engine's settings of a model of ``settings.model_dir``, by its path.
+        find_calibration: of a model, by its argument.
+
+    Raises:
+        ConfigError, ModelError: the server could not start.
+    """
+    _prepare(settings)
+    from octavo.server.registry.set_up import RegistrySetUp
+
+    set_up = RegistrySetUp(models, others, settings, find_calibration)
+    with listen(settings) as listener:
+        _end_on_signals()
+        return _run(settings, listener, *set_up.create())
+
+
+def _prepare(settings: ServerSettings) -> None:
+    """Set up logs. ConfigError where no server can run."""
     if not machine.can_hand_over_files():
         raise ConfigError(
             "octavo serve cannot run on this system, where a process cannot hand open files to the "
@@ -63,18 +109,12 @@ def serve(
     configure_logging(settings)
     if settings.api_key or settings.admin_key:
         _log.warning("%s", VISIBLE_KEYS_WARNING)
-    _refuse_idle_settings(args, settings)
-    args.check_server()
-    path = hub.resolve(args.model)
-    args = open_source(path, args.model_impl).settings(args)
-    with (
-        listen(settings) as listener,
-        contextlib.closing(_create_launcher(args, settings, listener)) as launcher,
-    ):
-        for signum in STOP_SIGNALS:  # until the server listens to them
-            signal.signal(signum, _end_the_start)
-        launcher.launch_ahead()
-        return _run(args, settings, path, listener, launcher, find_calibration)
+
+
+def _end_on_signals() -> None:
+    """Have signals end this process, until the server listens to them."""
+    for signum in STOP_SIGNALS:
+        signal.signal(signum, _end_the_start)
 
 
 def _refuse_idle_settings(args: EngineArgs, settings: ServerSettings) -> None:
@@ -134,17 +174,34 @@ def _end_the_start(signum: int, frame: object) -> None:
     raise SystemExit(0)
 
 
-def _run(
+def _one_model(
     args: EngineArgs,
     settings: ServerSettings,
     path: Path,
-    listener: socket.socket,
     launcher: ProcessLauncher | Launchers,
     find_calibration: FindCalibration,
+) -> tuple[DrainState, Served]:
+    from octavo.server.one_model import OneModel
+    from octavo.server.served_model import ServedModel, ServerCommons, identity_of
+
+    commons = ServerCommons.create(settings, has_replicas=args.has_replicas)
+    model = ServedModel(
+        identity_of(args.model, path, settings.served_model_name),
+        args,
+        launcher,
+        commons,
+        chat_template=settings.chat_template,
+        find_calibration=find_calibration,
+    )
+    return commons.drain_state, OneModel(model)
+
+
+def _run(
+    settings: ServerSettings, listener: socket.socket, drain_state: DrainState, served: Served
 ) -> int:
     from octavo.server.server import OctavoServer
 
-    server = OctavoServer(args, settings, path, listener, launcher, find_calibration)
+    server = OctavoServer(settings, listener, drain_state, served)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(server.run())
 

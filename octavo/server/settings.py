@@ -68,6 +68,20 @@ class ServerSettings:
     served_model_name: tuple[str, ...] = option(
         (), "a name of the model for clients, * is any; answers have the first; may be repeated"
     )
+    model_dir: str | None = option(
+        None, "a DIR of models, each of which is loaded when a request names it"
+    )
+    model_memory: int | str | None = option(
+        None,
+        "memory that all loaded models may take together, such as 8GiB: weights, KV and "
+        "activations (default: three quarters of what is free)",
+    )
+    idle_unload: float | None = option(
+        None, "seconds without a request after which a model is unloaded", least=0.0
+    )
+    pin: tuple[str, ...] = option(
+        (), "a model's name that is not unloaded to make room, or when idle; may be repeated"
+    )
     allowed_origin: tuple[str, ...] = option(
         (), "a web page's origin that may call from a browser, such as https://example.org"
     )
@@ -210,6 +224,16 @@ class ServerSettings:
             raise ConfigError("admin_key is empty: give a key, or leave the flag out")
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("api_key is empty: give a key, or leave the flag out to serve openly")
+
+    @property
+    def has_registry(self) -> bool:
+        """True if a setting is given that is for models which come and go."""
+        return bool(
+            self.model_dir is not None
+            or self.model_memory is not None
+            or self.idle_unload is not None
+            or self.pin
+        )
 
     @property
     def body_memory(self) -> int:

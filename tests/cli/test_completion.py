@@ -20,7 +20,7 @@ def texts(*words: str) -> list[str]:
 
 def test_commands_and_their_subcommands() -> None:
     assert texts("") == list(cli.COMMANDS)
-    assert texts("s") == ["serve", "simulate", "spec"]
+    assert texts("s") == ["serve", "simulate", "spec", "show"]
     assert texts("bench", "s") == ["serve", "startup", "sweep", "spec", "structured"]
     assert texts("no-such-command", "") == []
     assert candidates([""])[0].help == "answer one or more prompts"
@@ -53,7 +53,8 @@ def test_models_files_and_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert texts("pull", "smo") == ["smollm2-135m"]
     assert texts("rm", "") == []
     assert texts("serve", "--config", "") == [FILES]
-    assert texts("serve", "smollm2-135m", "") == []  # there is no second one
+    assert texts("chat", "smollm2-135m", "") == []  # there is no second one
+    assert texts("serve", "smollm2-135m", "qwen2.5-coder-0") == ["qwen2.5-coder-0.5b", FILES]
     assert texts("plan", "--hardware", "h100-s") == ["h100-sxm"]
     assert "llama-3.1-8b" in texts("plan", "llama-3.1-8")
     assert texts("serve", "--port", "") == []

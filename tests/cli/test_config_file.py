@@ -65,7 +65,7 @@ def test_a_file_says_what_flags_would(tmp_path, name, text):
 def test_the_command_line_counts_more(tmp_path):
     (tmp_path / "a.yaml").write_text(AS_YAML)
     args = parsed("other", "--config", str(tmp_path / "a.yaml"), "--max-num-seqs", "9")
-    assert (args.model, args.EngineArgs_max_num_seqs) == ("other", 9)
+    assert (args.model, args.EngineArgs_max_num_seqs) == (["other"], 9)
 
 
 def test_without_a_file_nothing_changes():

@@ -46,7 +46,7 @@ def complaint(argv: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
         ("serve --max_num_seqs=3", "octavo serve [", "did you mean --max-num-seqs?"),
         ("serve --ctx-size 4096", "octavo serve [", "did you mean --max-model-len?"),
         ("serve -port 80", "octavo serve [", "did you mean --port"),
-        ("serve a b", "octavo serve [", "unrecognized arguments: b"),
+        ("chat a b", "octavo chat [", "unrecognized arguments: b"),
         ("serve --dtype bf16", "octavo serve [", "did you mean bfloat16?"),
         ("bench latency --inputlen 3", "octavo bench latency [", "did you mean --input-len"),
         ("bench --jsn latency", "octavo bench [", "unrecognized arguments: --jsn"),

@@ -26,6 +26,9 @@ COMMIT = "c" * 40
         ("org/name.v1@main", HubId("org/name.v1", "main")),
         ("org/name@refs/pr/1:sub/x-q4.gguf", HubId("org/name", "refs/pr/1", "sub/x-q4.gguf")),
         ("org/name:x.gguf", HubId("org/name", None, "x.gguf")),
+        ("org/name:Q4_K_M", HubId("org/name", tag="Q4_K_M")),
+        ("org/name@main:ud-q4_k_xl", HubId("org/name", "main", tag="ud-q4_k_xl")),
+        ("org/name:a/b", None),
         ("name", None),
         ("org/name/more", None),
         ("org/name:x.bin", None),
@@ -112,6 +115,37 @@ def test_one_gguf_file(octavo_home: Path, repository: Callable) -> None:
     assert asked == [["q4/x.gguf"]]
     with pytest.raises(ModelNotFoundError, match=r"of: q4/x.gguf, y.gguf"):
         hub.pull("org/name:z.gguf")
+
+
+@pytest.mark.parametrize(
+    ("tag", "fetched"),
+    [
+        ("Q4_K_M", ["m-Q4_K_M.gguf"]),
+        ("q4_k_m", ["m-Q4_K_M.gguf"]),
+        ("Q8_0", ["big/m.q8_0-00001-of-00002.gguf", "big/m.q8_0-00002-of-00002.gguf"]),
+        ("UD-Q4_K_XL", ["m-UD-Q4_K_XL.gguf"]),
+        ("bf16", ["m-bf16.gguf"]),
+    ],
+)
+def test_a_quantization_names_a_file(octavo_home, repository, tag, fetched) -> None:
+    names = ["sub/m-Q4_K_M.gguf", "m-Q4_K_M.gguf", "m-UD-Q4_K_XL.gguf", "m-bf16.gguf", "Q2.gguf"]
+    parts = [f"big/m.q8_0-0000{i}-of-00002.gguf" for i in (1, 2)]
+    asked = repository(dict.fromkeys([*names, *parts], b"GGUF"))
+    path = hub.resolve(f"org/name:{tag}")
+    assert asked == [fetched]
+    assert path.name == fetched[0].rpartition("/")[2]
+    assert [each.name for each in hub.installed()] == [f"org/name:{tag}"]
+
+
+def test_a_quantization_that_there_is_not_is_said_with_those_that_there_are(
+    octavo_home, repository
+) -> None:
+    repository({"m-Q4_K_M.gguf": b"GGUF", "m-Q8_0.gguf": b"GGUF"})
+    with pytest.raises(ModelNotFoundError, match="no GGUF file of Q4_K_S; did you mean Q4_K_M"):
+        hub.pull("org/name:Q4_K_S")
+    repository(FOLDER)
+    with pytest.raises(ModelNotFoundError, match="it has none at all"):
+        hub.pull("org/other:Q4_K_S")
 
 
 SPLIT = {f"q8/m-{i:05}-of-00003.gguf": b"GGUF%d" % i for i in (1, 2, 3)}

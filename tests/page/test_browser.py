@@ -68,6 +68,37 @@ def test_an_answer_streams_and_ends_with_its_figures(ready, chats):
     ]
 
 
+OTHER = {"id": "other", "root": "other", "max_model_len": None, "sampling_defaults": None}
+CHOICE = "document.getElementById('bar-model')"
+
+
+def test_one_of_several_models_is_chosen_in_the_bar(tab, chats):
+    loaded = {"value": "loaded", "failed": False, "error": None}
+    chats.models[0] |= {"root": "octavo-test", "status": loaded}
+    away = {"value": "unloaded", "failed": False, "error": None}
+    chats.models.append({**OTHER, "status": away})
+    tab.open()
+    tab.wait_for(f"{CHOICE}.checkVisibility() && {CHOICE}.options.length === 2")
+    assert tab.js(f"[...{CHOICE}.options].map((each) => each.text)") == [
+        "octavo-test",
+        "other (not loaded)",
+    ]
+    assert not tab.js("document.getElementById('model-name').checkVisibility()")
+    tab.js(f"{CHOICE}.value = 'other', {CHOICE}.dispatchEvent(new Event('change'))")
+    chats.models[1]["status"] = loaded
+    send_and_wait(tab, "count 2")
+    assert chats.requests[-1]["model"] == "other"
+    tab.wait_for(f"{CHOICE}.selectedOptions[0].text === 'other'")  # it is loaded by now
+    tab.click("#open-settings")
+    assert tab.js("document.getElementById('model').value") == "other"
+    tab.press("Escape")
+    assert tab.barriers() == []
+
+
+def test_one_model_is_a_name_and_no_choice(ready):
+    assert not ready.js(f"{CHOICE}.checkVisibility()")
+
+
 def test_a_conversation_is_sent_whole(ready, chats):
     send_and_wait(ready, "count 1")
     send_and_wait(ready, "count 2")

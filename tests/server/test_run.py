@@ -19,7 +19,9 @@ from octavo.server.api.openai import models
 from octavo.server.engine.generation import EngineState
 from octavo.server.http.errors import HttpError
 from octavo.server.http.listener import listen
-from octavo.server.server import OctavoServer, model_name, without_a_key
+from octavo.server.one_model import OneModel
+from octavo.server.served_model import ModelIdentity, ServedModel, ServerCommons, model_name
+from octavo.server.server import OctavoServer, without_a_key
 from octavo.server.settings import ServerSettings
 from octavo.settings.engine import EngineArgs
 
@@ -60,13 +62,14 @@ def test_an_open_server_on_a_network_says_so_and_what_to_do():
 
 def test_one_engine_needs_nothing_of_several():
     code = (
-        "import sys, octavo.server.run, octavo.server.server; "
+        "import sys, octavo.server.run, octavo.server.server, octavo.server.one_model; "
         "print(*(name for name in sys.modules if name.startswith('octavo.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     loaded = done.stdout.split()
     assert "octavo.server.engine.client" in loaded, done.stderr
     assert not [name for name in loaded if "replica" in name and "server" in name]
+    assert not [name for name in loaded if "registry" in name and "server" in name]
 
 
 # -- the start ---------------------------------------------------------------------------------
@@ -77,7 +80,15 @@ def start(tiny_model, launcher, while_it_serves=None, **settings):
     chosen = ServerSettings(port=0, **settings)
 
     async def run(listener):
-        server = OctavoServer(EngineArgs(str(tiny_model)), chosen, tiny_model, listener, launcher)
+        commons = ServerCommons.create(chosen)
+        model = ServedModel(
+            ModelIdentity(("tiny",), tiny_model),
+            EngineArgs(str(tiny_model)),
+            launcher,
+            commons,
+            chat_template=chosen.chat_template,
+        )
+        server = OctavoServer(chosen, listener, commons.drain_state, OneModel(model))
         running = asyncio.create_task(server.run())
         if while_it_serves is not None:
             await while_it_serves(server)
@@ -113,7 +124,7 @@ def test_a_model_without_a_template_is_served_and_says_so(tiny_model, tmp_path, 
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
     async def stop_it(server):
-        while server.engine.state is not EngineState.READY:
+        while server.served.model.engine.state is not EngineState.READY:
             await asyncio.sleep(0.01)
         server._begin_stop()
 
@@ -152,7 +163,7 @@ def test_one_that_cannot_be_started_again_ends_the_server(tiny_model, monkeypatc
     launcher = ScriptedLauncher(READY, REFUSAL)
 
     async def kill_it(server):
-        while server.engine.state is not EngineState.READY:
+        while server.served.model.engine.state is not EngineState.READY:
             await asyncio.sleep(0.01)
         launcher.engines[0].kill()
 

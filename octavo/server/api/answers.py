@@ -93,7 +93,30 @@ class Error(AnswerModel):
     error: ErrorDetails
 
 
+class LoadState(AnswerModel):
+    """``value``: unloaded, loading or loaded, as llama-server's router has them, or restarting or
+    unloading.
+    ``failed``, ``error``: that the last attempt to load it has failed, and why."""
+
+    value: str
+    failed: bool
+    error: str | None
+
+
+class MemoryBytes(AnswerModel):
+    weights: int
+    kv: int
+    activations: int
+    total: int
+
+
 class Model(AnswerModel):
+    """A model under one of its names; the last fields are those of a server with several.
+
+    ``memory_bytes``: what it takes, or would; null until that is known. ``pinned``: it is not
+    unloaded but on request. ``num_requests``: that it has now. ``unload_after``: seconds until it
+    is unloaded, without a further request; null is never, or not yet."""
+
     id: str
     object: str
     created: int
@@ -103,8 +126,16 @@ class Model(AnswerModel):
     max_model_len: int | None
     sampling_defaults: dict[str, float] | None  # what the model's authors recommend
     permission: list[str]
+    status: LoadState | None = None
+    memory_bytes: MemoryBytes | None = None
+    pinned: bool | None = None
+    num_requests: int | None = None
+    unload_after: float | None = None
 
 
 class ModelList(AnswerModel):
+    """``model_memory``: bytes that all loaded models may take, where there are several."""
+
     object: str
     data: list[Model]
+    model_memory: int | None = None

@@ -93,9 +93,9 @@ class ProcessEngine(Front):
         """Return when the engine is down for good without having been asked to stop."""
         await self._supervisor.wait_until_given_up()
 
-    async def stop(self) -> None:
-        """End all generations and the engine. May be repeated."""
-        self._fail_all(EngineUnavailableError("the server is stopping"), "abort")
+    async def stop(self, why: str = "the server is stopping") -> None:
+        """End all generations, which are told why, and the engine. May be repeated."""
+        self._fail_all(EngineUnavailableError(why), "abort")
         await self._supervisor.stop()
 
     # -- SupervisorListener ------------------------------------------------------------------

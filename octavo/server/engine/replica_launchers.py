@@ -32,7 +32,7 @@ class ReplicaLaunchers:
     def __init__(self, args: EngineArgs, log_format: str = "text"):
         self._args = args
         self._log_format = log_format
-        self._num_gpus = _num_gpus(args.device)
+        self._num_gpus = num_gpus(args.device)
         ranks = args.tensor_parallel_size
         self._gpus_each = ranks if isinstance(ranks, int) else 1  # auto is one on a GPU
         self._ahead: dict[int, ProcessLauncher] = {}
@@ -207,7 +207,7 @@ def _places(size: int, threads: int | None) -> Sequence[numa.RankPlace]:
         return ()
 
 
-def _num_gpus(device: str) -> int | None:
+def num_gpus(device: str) -> int | None:
     """Return the number of GPUs; None where the replicas run on the CPU."""
     if is_gpu(device):
         return machine.num_gpus()

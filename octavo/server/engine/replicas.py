@@ -320,10 +320,10 @@ class ReplicaSet(Front):
         """Return when all replicas are down for good without having been asked to stop."""
         await self._is_given_up.wait()
 
-    async def stop(self) -> None:
-        """End all generations and all engines. May be repeated."""
+    async def stop(self, why: str = "the server is stopping") -> None:
+        """End all generations, which are told why, and all engines. May be repeated."""
         self._is_stopping = True
-        self._fail_all(EngineUnavailableError("the server is stopping"), "abort")
+        self._fail_all(EngineUnavailableError(why), "abort")
         await asyncio.gather(*(replica.supervisor.stop() for replica in self.replicas))
         await asyncio.gather(*self._tasks, return_exceptions=True)
 

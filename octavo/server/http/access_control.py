@@ -13,13 +13,13 @@ import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import ClientDisconnect
 
 from octavo.base.errors import ConfigError, EngineUnavailableError, QueueFullError
 from octavo.page.site import is_page
-from octavo.server.engine.generation import EngineClient, EngineObserver
+from octavo.server.engine.generation import EngineObserver
 from octavo.server.http.context import (
     REFUSED_CONSTRAINT,
     IgnoredFields,
@@ -46,10 +46,11 @@ _HEADER_NAMES = re.compile(r"[A-Za-z0-9_, -]{1,2048}")
 _ODD_PATH = re.compile(r"[\x00-\x1f\x7f\\\ufffd]|//|/\.{1,2}(?:/|$)")
 
 # Paths for operators only, where there are keys: traffic of all clients, the model's weights, and
-# what is served.
+# what is loaded.
 OPERATOR_PATHS = frozenset(
     (
         *("/steps", "/metrics", "/load", "/octavo/tensors", "/octavo/replicas"),
+        *("/v1/models/load", "/v1/models/unload"),
         *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
     )
 )
@@ -61,6 +62,17 @@ _IGNORED = b"x-octavo-ignored"
 _EXPOSED = b"x-request-id, retry-after, retry-after-ms, x-should-retry, " + _IGNORED
 _PREFLIGHT_SECONDS = b"600"
 _PLAIN_TEXT = (b"content-type", b"text/plain; charset=utf-8")
+
+
+class Capacity(Protocol):
+    """Knows whether one more request can be queued."""
+
+    def check_capacity(self, tenant: str = "") -> None:
+        """Raise QueueFullError if not, whatever its size; EngineUnavailableError if none can be.
+
+        Cheap: called before the body of a request is read.
+        """
+        ...
 
 
 @dataclass(slots=True)
@@ -75,7 +87,7 @@ class AccessControl:
 
     Args:
         app: its routes find a `RequestContext` in their scope.
-        engine: asked whether another request can be queued.
+        capacity: asked whether another request can be queued.
         drain_state: whether new requests are still taken.
         observer: gets what is refused for overload.
         costly_paths: paths where a POST is work for the engine or the tokenizer.
@@ -89,14 +101,14 @@ class AccessControl:
         app: App,
         settings: ServerSettings,
         tenants: Tenants,
-        engine: EngineClient,
+        capacity: Capacity,
         drain_state: DrainState,
         observer: EngineObserver,
         costly_paths: frozenset[str],
     ):
         self._app = app
         self._tenants = tenants
-        self._engine = engine
+        self._capacity = capacity
         self._drain_state = drain_state
         self._observer = observer
         self._costly_paths = costly_paths
@@ -233,7 +245,7 @@ class AccessControl:
         try:
             if self._drain_state.is_draining:
                 raise EngineUnavailableError("the server is stopping")
-            self._engine.check_capacity(tenant.name)
+            self._capacity.check_capacity(tenant.name)
             tenant.begin_request()
         except RateLimitError as error:
             self._observer.on_rejected(error.reason)

@@ -10,6 +10,7 @@ another takes its place; otherwise two such calls would block all work here.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import logging
 import queue
@@ -149,7 +150,8 @@ class Background:
 
 class _Call:
     def __init__(self, function: Callable[[], Any]):
-        self.function = function
+        # As asyncio.to_thread does: the caller's context variables hold in the thread, too.
+        self.function = functools.partial(contextvars.copy_context().run, function)
         self.result: Future[Any] = Future()
         self.begin_time = 0.0
 

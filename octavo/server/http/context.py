@@ -16,6 +16,8 @@ SLOW_READER = "octavo.slow_reader"
 REFUSED_CONSTRAINT = "octavo.refused_constraint"
 # A function that drops the connection at once, with all that waits to be sent.
 ABORT = "octavo.abort"
+# The metrics of the model that the request is for, on a server with several.
+MODEL_METRICS = "octavo.model_metrics"
 # A function that returns how many bytes the client has taken of those written to it.
 TAKEN = "octavo.taken"
 

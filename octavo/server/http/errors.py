@@ -6,6 +6,7 @@ of the server's own faults go to the log.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,8 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+# Of the error for an unknown model: characters of its name, and names that there are.
+_MAX_NAME_CHARS, _MAX_NAMES = 200, 20
 _CLIENT_ERROR, _SERVER_ERROR = "invalid_request_error", "server_error"
 
 
@@ -130,8 +133,13 @@ def error_response(error: HttpError) -> JSONResponse:
 
 
 def model_not_found(name: str, served: Sequence[str]) -> HttpError:
-    """Return the error for a model that is not served, with the names that are."""
-    message = f"The model {name[:200]!r} does not exist; there is {', '.join(served)}."
+    """Return the error for a model that is not served, with the names that are: those like it, or
+    the first few."""
+    name = name[:_MAX_NAME_CHARS]
+    near = difflib.get_close_matches(name, served, n=2, cutoff=0.5) if len(served) > 1 else []
+    shown = ", ".join(served[:_MAX_NAMES]) + (", …" if len(served) > _MAX_NAMES else "")
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there is {shown}."
+    message = f"The model {name!r} does not exist; {hint}"
     return HttpError(404, message, param="model", code="model_not_found")
 
 

@@ -7,8 +7,8 @@ from collections.abc import Container
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo.server.http.context import SLOW_READER
-from octavo.server.watch.metrics import Metrics
+from octavo.server.http.context import MODEL_METRICS, SLOW_READER
+from octavo.server.watch.metrics import ServerMetrics
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 CLIENT_LEFT = 499  # status in metrics if the client left before it was answered
@@ -17,14 +17,16 @@ CLIENT_LEFT = 499  # status in metrics if the client left before it was answered
 class MeasuredApp:
     """An ASGI layer that counts HTTP requests, their times, and how their clients leave.
 
-    Only `Aliases` is outside of it. Inner layers mark a client that was cut with `SLOW_READER`.
+    Only `Aliases` is outside of it. Inner layers mark a client that was cut with `SLOW_READER`, and
+    the model that a request was for with `MODEL_METRICS`.
 
     Args:
+        metrics: of requests that are for no model in particular.
         paths: paths of the app, under which requests count that an inner layer refused before
             routing. All other paths count as "other".
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, paths: Container[str] = ()):
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics, paths: Container[str] = ()):
         self._app = app
         self._metrics = metrics
         self._paths = paths
@@ -58,11 +60,12 @@ class MeasuredApp:
             status = 500 if status == CLIENT_LEFT else status  # what uvicorn will answer
             raise
         finally:
+            metrics = scope.get(MODEL_METRICS, self._metrics)
             if scope.get(SLOW_READER):
-                self._metrics.on_slow_reader()
+                metrics.on_slow_reader()
             elif has_left:
-                self._metrics.on_disconnect()
-            self._metrics.on_http_response(
+                metrics.on_disconnect()
+            metrics.on_http_response(
                 self._route_of(scope),
                 scope["method"] if scope["method"] in METHODS else "other",
                 status,

@@ -59,14 +59,17 @@ class RequestLog(EngineObserver):
         decode: turns token ids into text. With it, prompts and answers are logged too, each up to
             `MAX_LOGGED_CHARS`; an answer that did not come to its end is not.
         later: runs a function that decodes outside the event loop; by default it runs at once.
+        model: its name in the lines of a server with several models; "" of one.
     """
 
     def __init__(
         self,
         decode: Callable[[list[int]], str] | None = None,
         later: Callable[[Callable[[], None]], None] = lambda function: function(),
+        model: str = "",
     ):
         self._decode, self._later = decode, later
+        self._model = model
         self._ignored_fields: set[str] = set()
 
     def on_submitted(self, generation: Generation) -> None:
@@ -88,8 +91,11 @@ class RequestLog(EngineObserver):
 
     def on_finished(self, generation: Generation, reason: str) -> None:
         fields = request_fields(generation, reason)
+        message = _readable(fields)
+        if self._model:
+            message, fields = f"{self._model}: {message}", {"model": self._model, **fields}
         level = logging.WARNING if reason in ("error", "timeout") else logging.INFO
-        log_event("request finished", _readable(fields), fields, level)
+        log_event("request finished", message, fields, level)
 
     def _log_answers(self, generation: Generation, deltas: list[Delta]) -> None:
         for index in range(generation.request.params.num_samples):

@@ -83,29 +83,128 @@ def _is_by_position(family: MetricDefinition) -> bool:
     return isinstance(family.figure, str) and bool(family.labels)
 
 
-class Metrics(EngineObserver):
-    """Prometheus metrics of the server: an engine observer, also fed by `MeasuredApp`.
+class MetricFamilies:
+    """The families of all metrics in a registry of their own; several models of a server share
+    them, each with its name as a label.
+
+    Args:
+        has_replicas: whether metrics of engines have the label `REPLICA_LABEL`.
+    """
+
+    def __init__(self, *, has_replicas: bool = False):
+        self.has_replicas = has_replicas
+        self._registry = CollectorRegistry()
+        self._by_name = {family.name: self._register(family) for family in FAMILIES}
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+        self._refreshed: list[Callable[[], None]] = []
+
+    def __getitem__(self, name: str) -> Counter | Gauge | Histogram:
+        return self._by_name[name]
+
+    def refresh_by(self, refresh: Callable[[], None]) -> None:
+        """Have a function called before each rendering, to set gauges."""
+        self._refreshed.append(refresh)
+
+    def forget(self, refresh: Callable[[], None]) -> None:
+        """Undo `refresh_by`."""
+        self._refreshed.remove(refresh)
+
+    def render(self, names: str = "all", accept: str = "") -> tuple[bytes, str]:
+        """Return all metrics as text, and its content type.
+
+        Args:
+            names: one of `NAMINGS`.
+            accept: the request's ``Accept`` header, which may ask for the OpenMetrics format.
+        """
+        for refresh in self._refreshed:
+            refresh()
+        # The library does not cope with versions and parameters in the header.
+        wants_openmetrics = MEDIA_TYPES[1] in accept
+        encode, content_type = choose_encoder(_OPENMETRICS if wants_openmetrics else "")
+        return encode(_Renamed(self._registry, NAMINGS[names])), content_type
+
+    def _register(self, family: MetricDefinition) -> Counter | Gauge | Histogram:
+        name, labels = f"octavo:{family.name}", (*BASE_LABELS, *family.labels)
+        if family.is_of_engine and self.has_replicas:
+            labels = (*BASE_LABELS, REPLICA_LABEL, *family.labels)
+        if family.kind == "counter":
+            return Counter(name, family.help, labels, registry=self._registry)
+        if family.kind == "gauge":
+            return Gauge(name, family.help, labels, registry=self._registry)
+        return Histogram(name, family.help, labels, buckets=family.buckets, registry=self._registry)
+
+
+class ServerMetrics(EngineObserver):
+    """Metrics of requests before they reach an engine, and of HTTP; fed by `MeasuredApp`.
+
+    Args:
+        model_name: the model that they are for; "" is none, or one that is not known yet.
+    """
+
+    def __init__(self, model_name: str, families: MetricFamilies):
+        self.families = families
+        self._base_labels = (model_name, "0")
+
+    def render(self, names: str = "all", accept: str = "") -> tuple[bytes, str]:
+        """Return all metrics of the server as text, and its content type; see `MetricFamilies`."""
+        return self.families.render(names, accept)
+
+    def on_rejected(self, reason: str) -> None:
+        self._series("admission_rejections", reason).inc()
+
+    def on_constraint_refused(self, reason: str) -> None:
+        self._series("structured_output_refusals", reason).inc()
+
+    def on_ignored_fields(self, names: Sequence[str]) -> None:
+        self._series("ignored_fields").inc(len(names))
+
+    def on_disconnect(self) -> None:
+        """A client left before its answer had ended."""
+        self._series("client_disconnects").inc()
+
+    def on_slow_reader(self) -> None:
+        """A stream was cut because its client did not read it."""
+        self._series("slow_readers_cut").inc()
+
+    def on_http_response(self, route: str, method: str, status: int, seconds: float) -> None:
+        """An HTTP request was answered. ``route`` and ``method`` must be of a fixed set."""
+        self._series("http_requests", route, method, str(status)).inc()
+        self._observe("http_request_duration_seconds", seconds, route)
+
+    def _series(self, name: str, *labels: str) -> Any:
+        return self.families[name].labels(*self._base_labels, *labels)
+
+    def _observe(self, name: str, value: float | None, *labels: str) -> None:
+        if value is not None:
+            self._series(name, *labels).observe(value)
+
+
+class Metrics(ServerMetrics):
+    """Prometheus metrics of one model and its engine.
 
     Belongs to the event loop, as all observers do. Answers that came from the response cache
     count in requests_submitted, request_success and response_cache_hits alone: nothing was
     computed for them, and their times would hide the engine's.
+
+    Args:
+        families: those that it shares with other models; by default its own.
     """
 
-    def __init__(self, model_name: str, *, has_replicas: bool = False):
-        self._registry = CollectorRegistry()
+    def __init__(
+        self, model_name: str, families: MetricFamilies | None = None, *, has_replicas: bool = False
+    ):
+        families = families or MetricFamilies(has_replicas=has_replicas)
+        super().__init__(model_name, families)
         self._model_name = model_name
-        self._has_replicas = has_replicas
-        self._base_labels = (model_name, "0")
-        self._families = {family.name: self._register(family) for family in FAMILIES}
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
-        GCCollector(registry=self._registry)
-
+        self._has_replicas = families.has_replicas
         self._engine: EngineClient | None = None
         self._replicas: ReplicaSet | None = None
         self._engines: dict[int | None, _EngineSeries] = {}  # by the number of the replica
         # Requests that have a token, and whether their TTFT has been taken in.
         self._begun: dict[str, bool] = {}
+        families.refresh_by(self._refresh)
 
         # Looking series up by their labels costs more than counting: those of the hot paths are
         # kept here, and those whose labels are known in advance exist from the start, with 0.
@@ -118,12 +217,12 @@ class Metrics(EngineObserver):
         for reason in REJECTIONS:
             self._series("admission_rejections", reason)
         self._series("prompt_tokens_by_source", "external_kv_transfer")
-        if has_replicas:
+        if self._has_replicas:
             for direction in ("up", "down"):
                 self._series("replica_scalings", direction)
         for plain in (each for each in FAMILIES if not each.labels and not each.is_of_engine):
             self._series(plain.name)
-        if not has_replicas:
+        if not self._has_replicas:
             self._engine_of(None)
 
     def observe_engine(self, engine: EngineClient, replicas: ReplicaSet | None = None) -> None:
@@ -131,6 +230,12 @@ class Metrics(EngineObserver):
         was; those of each of its replicas, if it is several."""
         self._engine = engine
         self._replicas = replicas
+
+    def close(self) -> None:
+        """Note that the engine has been unloaded: its gauges are 0 from now on, totals stay."""
+        self.families.forget(self._refresh)
+        for engine in self._engines.values():
+            engine.note_unloaded()
 
     # -- what happens to requests ------------------------------------------------------------
 
@@ -140,19 +245,10 @@ class Metrics(EngineObserver):
         if isinstance(asked, StructuredOutputs):
             self._series("structured_output_requests", asked.kind).inc()
 
-    def on_rejected(self, reason: str) -> None:
-        self._series("admission_rejections", reason).inc()
-
-    def on_ignored_fields(self, names: Sequence[str]) -> None:
-        self._series("ignored_fields").inc(len(names))
-
     def on_tool_calls(self, format_name: str, num_calls: int, malformed: Sequence[str]) -> None:
         self._series("tool_calls", format_name).inc(num_calls)
         for reason in malformed:
             self._series("malformed_tool_calls", reason).inc()
-
-    def on_constraint_refused(self, reason: str) -> None:
-        self._series("structured_output_refusals", reason).inc()
 
     def on_tokens(self, generation: Generation, num_tokens: int, gap: float | None) -> None:
         self._generation_tokens.inc(num_tokens)
@@ -224,7 +320,7 @@ class Metrics(EngineObserver):
     def on_removed(self, replica: int) -> None:
         if (engine := self._engines.pop(replica, None)) is not None:
             engine.remove()
-            routed = self._families["routed_requests"]
+            routed = self.families["routed_requests"]
             with contextlib.suppress(KeyError):  # nothing was sent there
                 routed.remove(*self._base_labels, str(replica))
 
@@ -233,38 +329,10 @@ class Metrics(EngineObserver):
         if engine is None:
             number = str(replica or 0)
             labels = (self._model_name, number) + ((number,) if self._has_replicas else ())
-            engine = self._engines[replica] = _EngineSeries(self._families, labels)
+            engine = self._engines[replica] = _EngineSeries(self.families, labels)
         return engine
 
-    # -- what happens around the engine ------------------------------------------------------
-
-    def on_disconnect(self) -> None:
-        """A client left before its answer had ended."""
-        self._series("client_disconnects").inc()
-
-    def on_slow_reader(self) -> None:
-        """A stream was cut because its client did not read it."""
-        self._series("slow_readers_cut").inc()
-
-    def on_http_response(self, route: str, method: str, status: int, seconds: float) -> None:
-        """An HTTP request was answered. ``route`` and ``method`` must be of a fixed set."""
-        self._series("http_requests", route, method, str(status)).inc()
-        self._observe("http_request_duration_seconds", seconds, route)
-
     # -- rendering ---------------------------------------------------------------------------
-
-    def render(self, names: str = "all", accept: str = "") -> tuple[bytes, str]:
-        """Return all metrics as text, and its content type.
-
-        Args:
-            names: one of `NAMINGS`.
-            accept: the request's ``Accept`` header, which may ask for the OpenMetrics format.
-        """
-        self._refresh()
-        # The library does not cope with versions and parameters in the header.
-        wants_openmetrics = MEDIA_TYPES[1] in accept
-        encode, content_type = choose_encoder(_OPENMETRICS if wants_openmetrics else "")
-        return encode(_Renamed(self._registry, NAMINGS[names])), content_type
 
     def _refresh(self) -> None:
         """Set the gauges."""
@@ -282,25 +350,6 @@ class Metrics(EngineObserver):
         for engine in self._engines.values():
             engine.set_gauges()
 
-    # -- the families ------------------------------------------------------------------------
-
-    def _register(self, family: MetricDefinition) -> Counter | Gauge | Histogram:
-        name, labels = f"octavo:{family.name}", (*BASE_LABELS, *family.labels)
-        if family.is_of_engine and self._has_replicas:
-            labels = (*BASE_LABELS, REPLICA_LABEL, *family.labels)
-        if family.kind == "counter":
-            return Counter(name, family.help, labels, registry=self._registry)
-        if family.kind == "gauge":
-            return Gauge(name, family.help, labels, registry=self._registry)
-        return Histogram(name, family.help, labels, buckets=family.buckets, registry=self._registry)
-
-    def _series(self, name: str, *labels: str) -> Any:
-        return self._families[name].labels(*self._base_labels, *labels)
-
-    def _observe(self, name: str, value: float | None, *labels: str) -> None:
-        if value is not None:
-            self._series(name, *labels).observe(value)
-
 
 class _EngineSeries:
     """The series of one engine, by figures of its steps and by its state.
@@ -308,8 +357,8 @@ class _EngineSeries:
     ``labels``: the values of the labels that all of them have.
     """
 
-    def __init__(self, families: Mapping[str, Any], labels: tuple[str, ...]):
-        self._families = families
+    def __init__(self, families: MetricFamilies, labels: tuple[str, ...]):
+        self._families: Any = families
         self._labels = labels
         self._created: set[tuple[str, tuple[str, ...]]] = set()
         self._stats = StepStats.idle()
@@ -353,6 +402,13 @@ class _EngineSeries:
         for name, figures_of in self._gauges_by_position:
             for position, figure in enumerate(figures_of(self._stats)):
                 self._series(name, str(position)).set(figure)
+
+    def note_unloaded(self) -> None:
+        """Set its gauges to 0: the engine was asked to end, and another may follow."""
+        self._stats = StepStats.idle()
+        self.set_gauges()
+        for each in EngineState:
+            self._series("engine_state", each.value).set(False)
 
     def remove(self) -> None:
         """Remove all of its series: the engine is gone."""

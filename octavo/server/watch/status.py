@@ -25,10 +25,12 @@ class StatusLine(EngineObserver):
 
     Args:
         interval: seconds between two lines; 0 writes none.
+        model: its name in the lines of a server with several models; "" of one.
     """
 
-    def __init__(self, interval: float):
+    def __init__(self, interval: float, model: str = ""):
         self._interval = interval
+        self._model = model
         self._last_steps: dict[int | None, StepStats] = {}  # by replica
         self._num_open = 0  # requests that are not over
         self._begun: set[str] = set()  # those of them that have a token
@@ -60,7 +62,7 @@ class StatusLine(EngineObserver):
         is_busy = self._num_open or self._num_finished or self._num_rejected
         if is_busy and elapsed > 0:
             fields = self._fields(elapsed)
-            log_event("status", _readable(fields), fields)
+            self._log("status", _readable(fields), fields)
         self._start_over()
 
     def _fields(self, elapsed: float) -> dict[str, Any]:
@@ -135,7 +137,7 @@ class StatusLine(EngineObserver):
     def on_removed(self, replica: int) -> None:
         self._last_steps.pop(replica, None)
         self._last = self._stats
-        log_event("replica removed", f"replica {replica} removed", {"replica": replica})
+        self._log("replica removed", f"replica {replica} removed", {"replica": replica})
 
     def on_engine_state(self, state: EngineState, detail: str, replica: int | None = None) -> None:
         who = "engine" if replica is None else f"replica {replica}"
@@ -143,7 +145,15 @@ class StatusLine(EngineObserver):
         fields: dict[str, Any] = {"state": state.value, "detail": detail}
         if replica is not None:
             fields["replica"] = replica
-        log_event("engine state", message, fields, _LEVELS.get(state, logging.INFO))
+        self._log("engine state", message, fields, _LEVELS.get(state, logging.INFO))
+
+    def _log(
+        self, event: str, message: str, fields: dict[str, Any], level: int = logging.INFO
+    ) -> None:
+        """Write a line, with the model's name where there are several."""
+        if self._model:
+            message, fields = f"{self._model}: {message}", {"model": self._model, **fields}
+        log_event(event, message, fields, level)
 
 
 def _readable(fields: dict[str, Any]) -> str:

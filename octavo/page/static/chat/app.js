@@ -7,6 +7,7 @@ import { showNavigation } from "../common/navigation.js";
 import { CONSTRAINTS, constraintNote } from "./constraints.js";
 import { whyItEnded } from "./ending.js";
 import { Follower } from "./follower.js";
+import { fillChoice, isAway, showInBar } from "./models.js";
 import { MOST_ROUNDS, RoundWriter, emptyRound, isEmpty, openCalls, textOf } from "./rounds.js";
 import * as store from "./settings.js";
 import { Stopwatch } from "./stats.js";
@@ -156,6 +157,7 @@ async function answer(turn) {
   showSurroundings();
   follower.follow();
   announce(turn.answer);
+  refreshModels();
 }
 
 /** Ask the model, run the tools that it calls, and ask again with their results, until it is done. */
@@ -176,6 +178,10 @@ async function stream(answer, signal) {
   const watch = new Stopwatch(performance.now());
   const round = emptyRound(state.settings.format === "json");
   if (!isModelKnown()) await loadModels(signal);
+  if (isAway(modelFacts())) {
+    at("status").textContent = `${chosenModel()} is loaded first.`;
+    setTimeout(refreshModels, 300);
+  }
   const request = {
     model: chosenModel(),
     messages: store.toMessages(state.settings.system, state.turns),
@@ -246,11 +252,19 @@ const showSoon = onceAFrame(() => {
 async function loadModels(signal) {
   state.models = await listModels(state.key, signal);
   if (state.models.length === 0) throw new ApiError(503, "No model is being served.");
-  const select = at("model");
-  select.replaceChildren(...state.models.map(({ id }) => new Option(id, id)));
-  select.value = chosenModel();
-  at("model-name").textContent = chosenModel();
+  fillChoice(at("model"), state.models, chosenModel());
+  showModel();
+}
+
+function showModel() {
+  const bar = { name: at("model-name"), choice: at("bar-model") };
+  showInBar(bar, state.models, chosenModel());
   showContext();
+}
+
+/** What the models are by now, where they come and go; nothing is lost if that is not known. */
+function refreshModels() {
+  if (state.models.some(({ status }) => status !== undefined)) loadModels().catch(() => {});
 }
 
 /** The model of the settings if it is served, else the first. */
@@ -405,11 +419,16 @@ form.addEventListener("input", ({ target }) => {
   if (showProblem(target) !== "") return; // what was valid last stays in use
   state.settings[target.name] = target.value;
   store.saveSettings(state.settings);
-  at("model-name").textContent = chosenModel();
+  showModel();
   showConstraintField();
   showSurroundings();
 });
 form.addEventListener("submit", (event) => event.preventDefault());
+at("bar-model").addEventListener("change", ({ target }) => {
+  state.settings.model = target.value;
+  store.saveSettings(state.settings);
+  showSurroundings();
+});
 at("open-settings").addEventListener("click", () => {
   showSettings();
   at("settings").showModal();

@@ -18,7 +18,10 @@ _METHODS = ["GET", "HEAD"]
 
 
 class Status(BaseModel):
+    """``models``: the state of each, where there are several."""
+
     status: str
+    models: dict[str, str] | None = None
 
 
 class Version(BaseModel):
@@ -51,10 +54,14 @@ Load = create_model(
 def create_router(server: ServerContext) -> APIRouter:
     router = APIRouter(tags=["operation"])
     unavailable: Any = {503: {"model": Status}}
-    engine = server.engine
 
     async def health() -> JSONResponse:
-        """Return 200 if the engine is ready."""
+        """Return 200 if the engine is ready. Where there are several models, the server is, and
+        says what each of them is."""
+        if server.models is not None:
+            states = {model.names[0]: model.state for model in server.models.list()}
+            return JSONResponse({"status": "ok", "models": states})
+        engine = server.engine
         if engine.state is EngineState.READY:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": engine.state.value}, 503)
@@ -71,7 +78,7 @@ def create_router(server: ServerContext) -> APIRouter:
 
     async def load() -> JSONResponse:
         """Return the engine's load at this moment."""
-        return JSONResponse(load_of(engine))
+        return JSONResponse(load_of(server.engine))
 
     def add(path: str, answer: Callable[[], Awaitable[JSONResponse]], **documented: Any) -> None:
         # The first route answers, and lists all its methods if another one is used. The second is

@@ -120,14 +120,13 @@ class DetokenizeResponse(BaseModel):
 def create_router(server: ServerContext) -> APIRouter:
     """Return the routes of the tokenizer."""
     router = APIRouter(route_class=JsonRoute, tags=["tokenizer"])
-    tokenizer = server.prompts.tokenizer
 
     @router.post("/tokenize", response_model=None, responses=describe(TokenizeResponse))
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """Return the tokens of a text or of a conversation."""
         asked = body.root
         server.check_model(asked.model)
-        max_model_len = server.engine.facts.max_model_len
+        max_model_len, tokenizer = server.engine.facts.max_model_len, server.prompts.tokenizer
         tokens = await run_until_disconnect(request, _token_ids(server, asked))
         answer = {"count": len(tokens), "max_model_len": max_model_len, "tokens": tokens}
         if isinstance(asked, TokenizeContentRequest):
@@ -140,7 +139,8 @@ def create_router(server: ServerContext) -> APIRouter:
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """Return the text of tokens, special ones included."""
         server.check_model(body.model)
-        tokens = checked_token_ids(body.tokens, tokenizer.vocab_size, "tokens")
+        vocab_size = server.prompts.tokenizer.vocab_size
+        tokens = checked_token_ids(body.tokens, vocab_size, "tokens")
         text = await run_until_disconnect(request, server.prompts.detokenize(tokens))
         return Response(encode({"prompt": text, "content": text}), media_type="application/json")
 

@@ -1,0 +1,1 @@
+"""Several models in one server: loaded when they are asked for, within a budget of memory."""
