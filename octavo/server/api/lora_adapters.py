@@ -75,6 +75,8 @@ def create_router(server: ServerContext) -> APIRouter:
 
 def _check_reach(server: ServerContext) -> None:
     settings = server.settings
+    if server.models is not None:
+        raise HttpError(400, "Adapters are of a server's only model, and this one has several.")
     has_keys = bool(settings.api_key or settings.admin_key or settings.api_key_file)
     if not settings.is_loopback and not has_keys:
         raise HttpError(

@@ -142,6 +142,11 @@ def _check_settings(models: Sequence[RequestedModel], settings: ServerSettings) 
                 f"{model.args.model}: of several models, each has one engine: leave out "
                 "data_parallel_size, prefill_replicas and distributed, or serve it alone"
             )
+        if model.args.lora or model.args.enable_lora:
+            raise ConfigError(
+                f"{model.args.model}: adapters are of a server's only model: leave out lora and "
+                "enable_lora, or serve it alone"
+            )
 
 
 def _budget(settings: ServerSettings, all_args: Sequence[EngineArgs]) -> int:
