@@ -29,6 +29,7 @@ from octavo.server.api.octavo import (
     tokenization,
 )
 from octavo.server.api.openai import chat_completions, completions, models
+from octavo.server.api.openai.responses import routes as responses
 from octavo.server.api.server_context import ServerContext
 from octavo.server.api.tgi import routes as tgi
 from octavo.server.http.access_control import OPERATOR_PATHS, AccessControl, App
@@ -43,6 +44,7 @@ from octavo.server.page import routes as page
 _ROUTE_MODULES = (
     chat_completions,
     completions,
+    responses,
     models,
     generate,
     operation,
@@ -122,7 +124,8 @@ def described_paths(routers: Sequence[APIRouter]) -> set[str]:
 
 def post_routes(routers: Sequence[APIRouter]) -> dict[str, APIRoute]:
     """Return the routes that take a body, by their path."""
-    return {route.path: route for route in _routes(routers) if "POST" in (route.methods or ())}
+    routes = [route for route in _routes(routers) if route.body_field is not None]
+    return {route.path: route for route in routes if "POST" in (route.methods or ())}
 
 
 def _routes(routers: Sequence[APIRouter]) -> list[APIRoute]:

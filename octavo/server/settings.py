@@ -177,6 +177,11 @@ class ServerSettings:
     response_cache: int | str = option(
         0, "memory for answers to repeated deterministic requests, such as 64MiB; 0 is off"
     )
+    response_store: int | str = option(
+        "64MiB",
+        "memory for answers of /v1/responses that later requests may refer to, up to an hour after "
+        "their last use; 0 keeps none",
+    )
     chat_template: str | None = option(None, "file with the chat template to use instead")
     trust_request_chat_template: bool = option(False, "let requests bring their own chat template")
     log_format: str = option("text", "log lines as text or as JSON", ("text", "json"))

@@ -107,6 +107,7 @@ class PromptRenderer:
         parallel_tool_calls: bool | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         reasoning_effort: str | None = None,
+        thinking: bool | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
@@ -121,8 +122,9 @@ class PromptRenderer:
         A field that the template does not use is refused, but for ``tools``, which then are written
         into messages, for ``chat_template_kwargs``, which clients send to any model, and for
         ``reasoning_effort``: where the template only knows whether to think, "none" is not to, and
-        where it does not, it is noted in ``ignored`` (unless that is strict). A developer's message
-        is a system message to templates that do not know that role.
+        where it does not, it is noted in ``ignored`` (unless that is strict). ``thinking``, whether
+        to think, goes before an effort, and is noted likewise where the model cannot be told. A
+        developer's message is a system message to templates that do not know that role.
 
         Raises:
             InvalidRequestError: a field of the conversation is wrong, or the template cannot render
@@ -152,6 +154,7 @@ class PromptRenderer:
             parallel_tool_calls=parallel_tool_calls,
             documents=documents,
             reasoning_effort=reasoning_effort,
+            thinking=thinking,
             ignored=ignored or IgnoredFields(),
             chat_template=chat_template,
             chat_template_kwargs=chat_template_kwargs or {},
@@ -191,6 +194,7 @@ class PromptRenderer:
         parallel_tool_calls: bool | None,
         documents: Sequence[Mapping[str, Any]] | None,
         reasoning_effort: str | None,
+        thinking: bool | None,
         ignored: IgnoredFields,
         chat_template: str | None,
         chat_template_kwargs: Mapping[str, Any],
@@ -200,7 +204,7 @@ class PromptRenderer:
         asked = AskedTools.of(tools, tool_choice, parallel=parallel_tool_calls)
         variables = self._check_variables(chat_template_kwargs)
         known = self._chat_templates.of(chat_template or self._chat_template, tools=asked.tools)
-        effort = _reasoning_variables(known, reasoning_effort, ignored)
+        effort = _reasoning_variables(known, reasoning_effort, thinking, ignored)
         given = {"documents": documents, "reasoning_effort": effort.get("reasoning_effort")}
         for name, value in given.items():
             if value and name not in known.source:
@@ -302,14 +306,19 @@ def _as_system(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _reasoning_variables(
-    known: KnownTemplate, effort: str | None, ignored: IgnoredFields
+    known: KnownTemplate, effort: str | None, thinking: bool | None, ignored: IgnoredFields
 ) -> dict[str, Any]:
-    """Return the variables that tell a template how much the model is to think."""
-    if not effort:
-        return {}
+    """Return the variables that tell a template whether, and how much, the model is to think."""
     variables: dict[str, Any] = {}
-    if known.thinking_switch is not None:
-        variables[known.thinking_switch] = effort != "none"
+    wanted = effort != "none" if effort and thinking is None else thinking
+    if wanted is not None and known.thinking_switch is not None:
+        variables[known.thinking_switch] = wanted
+    elif thinking is not None and thinking is (known.format.thoughts is None):
+        if ignored.strict:
+            raise InvalidRequestError("this model cannot be told whether to think", "thinking")
+        ignored.add("thinking")
+    if not effort:
+        return variables
     if effort != "none" and ("reasoning_effort" in known.source or ignored.strict):
         variables["reasoning_effort"] = effort
     elif not variables and (effort != "none" or known.format.thoughts is not None):

@@ -41,6 +41,11 @@ def event(data: Any) -> bytes:
     return f"data: {encode(data)}\n\n".encode()
 
 
+def named_event(name: str, data: str) -> bytes:
+    """Return one event of a type, with JSON that is written already."""
+    return f"event: {name}\ndata: {data}\n\n".encode()
+
+
 async def until_disconnect(receive: Receive) -> None:
     """Return when the client is gone. The body must have been read."""
     while (await receive())["type"] != "http.disconnect":

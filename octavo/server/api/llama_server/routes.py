@@ -75,17 +75,8 @@ def create_router(server: ServerContext) -> APIRouter:
     @router.post("/apply-template", response_model=None, responses=describe(Template))
     async def apply_template(body: ChatCompletionRequest, request: Request) -> Response:
         """Return the prompt that the chat template makes of a conversation."""
-        messages, tools = await work_on_body(request, body.for_template)
-        prompt = await server.prompts.chat(
-            messages,
-            tools=tools,
-            tool_choice=body.tool_choice,
-            reasoning_effort=body.reasoning_effort,
-            chat_template_kwargs=body.chat_template_kwargs,
-            add_generation_prompt=body.add_generation_prompt is not False,
-            continue_final_message=bool(body.continue_final_message),
-            ignored=request_context(request).ignored,
-        )
+        chat = await work_on_body(request, body.to_chat)
+        prompt = await chat.render(server, request_context(request).ignored)
         return Response(encode({"prompt": prompt.text}), media_type="application/json")
 
     return router
