@@ -16,6 +16,8 @@ from starlette.responses import Response
 
 from octavo import __version__
 from octavo.base.errors import OctavoError
+from octavo.server.api.anthropic import routes as anthropic
+from octavo.server.api.anthropic.answers import messages_error_response
 from octavo.server.api.llama_server import routes as llama_server
 from octavo.server.api.octavo import (
     deployment,
@@ -35,7 +37,9 @@ from octavo.server.api.tgi import routes as tgi
 from octavo.server.http.access_control import OPERATOR_PATHS, AccessControl, App
 from octavo.server.http.aliases import Aliases
 from octavo.server.http.background import in_background
-from octavo.server.http.errors import HttpError, error_response, to_http_error
+from octavo.server.http.context import request_context
+from octavo.server.http.error_dialects import ErrorDialects
+from octavo.server.http.errors import HttpError, to_http_error
 from octavo.server.http.json_text import encode
 from octavo.server.http.request_metrics import MeasuredApp
 from octavo.server.http.tenants import Tenants
@@ -45,6 +49,7 @@ _ROUTE_MODULES = (
     chat_completions,
     completions,
     responses,
+    anthropic,
     models,
     generate,
     operation,
@@ -59,6 +64,10 @@ _ROUTE_MODULES = (
     steps,
     page,
 )
+
+
+# Errors before a route is found; its own ones it writes itself.
+ERRORS = ErrorDialects({anthropic.PATH: messages_error_response})
 
 
 def create_routers(server: ServerContext) -> list[APIRouter]:
@@ -111,6 +120,7 @@ def create_server_app(server: ServerContext, tenants: Tenants) -> App:
         # Limits and overload are checked before a body is read: wherever a POST brings one. What
         # an operator may do about overload is no part of it.
         costly_paths=frozenset(post_routes(routers)) - OPERATOR_PATHS,
+        errors=ERRORS,
     )
     paths = described_paths(routers) | {"/", steps.PATH}
     measured: Any = MeasuredApp(access, server.metrics, paths)
@@ -134,4 +144,5 @@ def _routes(routers: Sequence[APIRouter]) -> list[APIRoute]:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    return error_response(to_http_error(error))
+    path, request_id = request.scope["path"], request_context(request).external_id
+    return ERRORS.response(to_http_error(error), path, request_id)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+
+import httpx
 
 from octavo.core.thoughts import ThoughtTokens
 from octavo.server.engine.generation import EngineFacts, EngineObserver, EngineState, Generation
@@ -77,3 +80,26 @@ class Rendered:
 
     async def words(self, words):
         return ()
+
+
+def send(app, method, path, **kwargs):
+    """Send one request to an app, and return the answer when it is whole."""
+
+    async def exchange():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+            return await client.request(method, path, **kwargs)
+
+    return asyncio.run(exchange())
+
+
+def named_events(response):
+    """Return the events of a stream in which each has the name of its type."""
+    *events, rest = response.text.split("\n\n")
+    assert rest == ""
+    found = []
+    for event in events:
+        name, data = event.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found

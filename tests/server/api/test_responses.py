@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 
-import httpx
 import pytest
 from format_cases import TOOLS
-from writing_engine import QWEN3, Observer, Writer
+from writing_engine import QWEN3, Observer, Writer, named_events, send
 
 from octavo.core.batch import TokenLogprobs
 from octavo.server.api.openai.responses import routes
@@ -34,14 +33,7 @@ def api(create_service, create_test_app, byte_tokenizer):
             self.router = routes.create_router(service)
 
         def send(self, method, path=PATH, *, tenant=None, **kwargs):
-            app = create_test_app(self.router, tenant=tenant)
-
-            async def exchange():
-                transport = httpx.ASGITransport(app)
-                async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
-                    return await client.request(method, path, **kwargs)
-
-            return asyncio.run(exchange())
+            return send(create_test_app(self.router, tenant=tenant), method, path, **kwargs)
 
         def post(self, input="Hello", expect=200, path=PATH, tenant=None, **body):
             response = self.send("POST", path, json={"input": input, **body}, tenant=tenant)
@@ -61,13 +53,7 @@ def api(create_service, create_test_app, byte_tokenizer):
 
 
 def events_of(response):
-    *events, rest = response.text.split("\n\n")
-    assert rest == ""
-    found = []
-    for event in events:
-        name, data = event.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
+    found = named_events(response)
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
 

@@ -90,8 +90,8 @@ class ResponsesFunction(Body):
 
     def for_template(self) -> dict[str, Any]:
         """Return the tool as a chat has it."""
-        names = {"name", "description", "parameters", "strict"}
-        return {"type": "function", "function": self.model_dump(include=names, exclude_none=True)}
+        names = {"type", "name", "description", "parameters", "strict"}
+        return self.model_dump(include=names, exclude_none=True)
 
     def shown(self) -> dict[str, Any]:
         """Return the tool as answers repeat it."""
@@ -126,12 +126,12 @@ class CustomTool(Body):
             "properties": {CUSTOM_INPUT: {"type": "string"}},
             "required": [CUSTOM_INPUT],
         }
-        function = {
+        return {
+            "type": "function",
             "name": self.name,
             "description": "\n\n".join(filter(None, texts)),
             "parameters": parameters,
         }
-        return {"type": "function", "function": function}
 
     def shown(self) -> dict[str, Any]:
         """Return the tool as answers repeat it."""
