@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 
 from octavo.base.errors import InvalidRequestError, PromptTooLongError
+from octavo.chat_formats.registry import format_of
 from octavo.server.api.generation_job import GenerationJob
 from octavo.server.api.requests import GenerationFields
 from octavo.server.api.sampling import (
@@ -23,9 +24,10 @@ from octavo.server.api.sampling import (
     truncate,
 )
 from octavo.server.api.server_context import ServerContext
+from octavo.server.engine.generation import EngineFacts
 from octavo.server.http.background import briefly_in_background
 from octavo.server.http.context import IgnoredFields, request_context
-from octavo.serving.answer_reader import AnswerReader
+from octavo.serving.answer_reader import AnswerReader, AskedTools
 from octavo.serving.chat_templates import RenderedChat
 
 Message = Mapping[str, Any]
@@ -128,11 +130,32 @@ class Length:
         max_tokens: of the answer; None is as many as the context allows.
         is_bound: more than there is room for is no error: the answer then ends with the context.
         drops_oldest: turns are dropped, the oldest first, where the prompt is too long.
+        context: of prompt and answer together, if it is to be less than the server's.
     """
 
     max_tokens: int | None = None
     is_bound: bool = False
     drops_oldest: bool = False
+    context: int | None = None
+
+    def room(self, facts: EngineFacts) -> int:
+        """Return how many tokens a prompt may have."""
+        context = context_of(facts)
+        if self.context is not None:
+            context = min(context, self.context)
+        return context - (1 if self.max_tokens is None or self.is_bound else self.max_tokens)
+
+    def resolve(
+        self, num_prompt_tokens: int, facts: EngineFacts, fields: GenerationFields
+    ) -> int:
+        """Return the most tokens of the answer to a prompt; raises as `resolve_max_tokens` does."""
+        asked = self.max_tokens
+        if not self.is_bound or may_exceed_context(fields, asked, facts):
+            return resolve_max_tokens(num_prompt_tokens, asked, facts, fields)
+        most = resolve_max_tokens(num_prompt_tokens, None, facts, fields)
+        if self.context is not None:
+            most = max(min(most, self.context - num_prompt_tokens), 1)
+        return most if asked is None else min(asked, most)
 
 
 async def begin_chat(
@@ -144,12 +167,17 @@ async def begin_chat(
     *,
     names: FieldNames = OPENAI_NAMES,
     logprobs: int | None = None,
+    before: Sequence[int] = (),
 ) -> Begun:
     """Queue a chat; raises as `PromptRenderer.chat`, `to_sampling_params` and
-    `GenerationJob.begin` do, with the dialect's names of fields."""
+    `GenerationJob.begin` do, with the dialect's names of fields.
+
+    Args:
+        before: tokens that come before those of the chat.
+    """
     ignored = _OwnIgnoredFields(request_context(request).ignored, names)
     try:
-        return await _begin(server, request, fields, chat, length, ignored, logprobs)
+        return await _begin(server, request, fields, chat, length, ignored, logprobs, before)
     except InvalidRequestError as error:
         raise names.named(error) from None
 
@@ -165,6 +193,25 @@ async def count_tokens(
         raise names.named(error) from None
 
 
+async def begin_text(
+    server: ServerContext,
+    request: Request,
+    fields: GenerationFields,
+    token_ids: list[int],
+    length: Length,
+    *,
+    names: FieldNames = OPENAI_NAMES,
+    logprobs: int | None = None,
+) -> Begun:
+    """Queue a prompt that no template has made: its answer is content alone. Raises as
+    `begin_chat` does."""
+    reader = AnswerReader(format_of("", {}), AskedTools())
+    try:
+        return await _submit(server, request, fields, token_ids, reader, length, logprobs)
+    except InvalidRequestError as error:
+        raise names.named(error) from None
+
+
 async def _begin(
     server: ServerContext,
     request: Request,
@@ -173,33 +220,43 @@ async def _begin(
     length: Length,
     ignored: IgnoredFields,
     logprobs: int | None,
+    before: Sequence[int],
 ) -> Begun:
     facts = server.engine.facts
-    asked = length.max_tokens
-    endless = may_exceed_context(fields, asked, facts)
-    room = context_of(facts) - (1 if asked is None or length.is_bound else asked)
+    room = length.room(facts) - len(before)
     is_cut = fields.truncate_prompt_tokens is not None
+    endless = may_exceed_context(fields, length.max_tokens, facts)
     limit = None if is_cut or endless else room
     if length.drops_oldest and limit is not None:
         prompt = await _fitting(server, chat, ignored, room)
     else:
         prompt = await chat.render(server, ignored, limit)
     token_ids = truncate(prompt.token_ids, fields, room)
-    if length.is_bound and not endless:
-        most = resolve_max_tokens(len(token_ids), None, facts, fields)
-        max_tokens = most if asked is None else min(asked, most)
-    else:
-        max_tokens = resolve_max_tokens(len(token_ids), asked, facts, fields)
+    if before:
+        begins = token_ids[:1] == [server.prompts.tokenizer.bos_token_id]
+        token_ids = [*before, *token_ids[1 if begins else 0 :]]
     if chat.thinking and prompt.reader.thoughts is None:
         fields = fields.model_copy(update={"thinking_token_budget": None})
+    return await _submit(server, request, fields, token_ids, prompt.reader, length, logprobs)
+
+
+async def _submit(
+    server: ServerContext,
+    request: Request,
+    fields: GenerationFields,
+    token_ids: list[int],
+    reader: AnswerReader,
+    length: Length,
+    logprobs: int | None,
+) -> Begun:
+    facts = server.engine.facts
     params = to_sampling_params(
         fields,
         facts,
-        max_tokens=max_tokens,
+        max_tokens=length.resolve(len(token_ids), facts, fields),
         logprobs=logprobs,
         prompt_logprobs=fields.prompt_logprobs,
     )
-    reader = prompt.reader
     try:
         if reader.asked.tools:  # of which a grammar is written
             reader, params = await briefly_in_background(reader.prepare, params)

@@ -20,6 +20,7 @@ from octavo.serving.outputs import Delta
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 FUNCTIONS = [{"type": "function", **tool["function"]} for tool in TOOLS]
 PATH = "/v1/responses"
+NAMED = {"type": "function", "name": "run"}
 
 
 @pytest.fixture
@@ -191,10 +192,10 @@ def test_a_custom_tool_takes_a_text(api):
             "format": {"type": "grammar", "syntax": "lark", "definition": "start: WORD"}}  # fmt: skip
     text = '<tool_call>\n{"name": "run", "arguments": {"input": "a \\"b\\""}}\n</tool_call>'
     server = api(text, size=5)
-    events = server.post(tools=[tool], tool_choice={"type": "custom", "name": "run"}, stream=True)
+    events = server.post(tools=[tool], tool_choice={**NAMED, "type": "custom"}, stream=True)
     item = events[-1]["response"]["output"][0]
     assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "run", 'a "b"')
-    kinds = [event["type"] for event in events if "custom" in event["type"]]
+    kinds = [e["type"] for e in events if "custom" in e["type"]]
     assert kinds == [
         "response.custom_tool_call_input.delta",
         "response.custom_tool_call_input.done",
