@@ -30,6 +30,8 @@ from octavo.server.api.octavo import (
     tensors,
     tokenization,
 )
+from octavo.server.api.ollama import routes as ollama
+from octavo.server.api.ollama.answers import ollama_error_response
 from octavo.server.api.openai import chat_completions, completions, models
 from octavo.server.api.openai.responses import routes as responses
 from octavo.server.api.server_context import ServerContext
@@ -50,6 +52,7 @@ _ROUTE_MODULES = (
     completions,
     responses,
     anthropic,
+    ollama,
     models,
     generate,
     operation,
@@ -67,7 +70,9 @@ _ROUTE_MODULES = (
 
 
 # Errors before a route is found; its own ones it writes itself.
-ERRORS = ErrorDialects({anthropic.PATH: messages_error_response})
+ERRORS = ErrorDialects(
+    {anthropic.PATH: messages_error_response, ollama.PREFIX: ollama_error_response}
+)
 
 
 def create_routers(server: ServerContext) -> list[APIRouter]:

@@ -145,9 +145,7 @@ class Length:
             context = min(context, self.context)
         return context - (1 if self.max_tokens is None or self.is_bound else self.max_tokens)
 
-    def resolve(
-        self, num_prompt_tokens: int, facts: EngineFacts, fields: GenerationFields
-    ) -> int:
+    def resolve(self, num_prompt_tokens: int, facts: EngineFacts, fields: GenerationFields) -> int:
         """Return the most tokens of the answer to a prompt; raises as `resolve_max_tokens` does."""
         asked = self.max_tokens
         if not self.is_bound or may_exceed_context(fields, asked, facts):

@@ -188,8 +188,8 @@ def test_log_probabilities_are_those_of_the_text(api, monkeypatch, byte_tokenize
 
 
 def test_a_custom_tool_takes_a_text(api):
-    tool = {"type": "custom", "name": "run", "description": "Runs a program.",
-            "format": {"type": "grammar", "syntax": "lark", "definition": "start: WORD"}}  # fmt: skip
+    form = {"type": "grammar", "syntax": "lark", "definition": "start: WORD"}
+    tool = {"type": "custom", "name": "run", "description": "Runs a program.", "format": form}
     text = '<tool_call>\n{"name": "run", "arguments": {"input": "a \\"b\\""}}\n</tool_call>'
     server = api(text, size=5)
     events = server.post(tools=[tool], tool_choice={**NAMED, "type": "custom"}, stream=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -79,5 +79,5 @@ def ollama_error_response(error: HttpError, request_id: str = "") -> JSONRespons
 
 def timestamp(seconds: float) -> str:
     """Return a Unix time as Ollama writes it."""
-    moment = datetime.fromtimestamp(seconds, timezone.utc)
+    moment = datetime.fromtimestamp(seconds, UTC)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -96,16 +96,6 @@ class Options(Body):
     use_mlock: Annotated[Any, NoEffect] = None
     num_thread: Annotated[Any, NoEffect] = None
 
-    @property
-    def length(self) -> Length:
-        """The limits of prompt and answer."""
-        most = None if self.num_predict is None or self.num_predict < 0 else self.num_predict
-        return Length(
-            max_tokens=None if most is None else max(most, 1),
-            is_bound=True,
-            context=self.num_ctx,
-        )
-
     def sampling(self, facts: EngineFacts, ignored: IgnoredFields) -> dict[str, Any]:
         """Return the fields that say how to sample, under the names of the other routes."""
         if self.num_ctx is not None and self.num_ctx > facts.max_model_len:
@@ -149,7 +139,7 @@ class GenerationBody(ConstrainedBody):
     ) = Field(None, description="whether, or how much; as far as the chat template knows it")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="needs logprobs")
-    keep_alive: KeepAlive | None = Field(None, description="the model stays as it is")
+    keep_alive: KeepAlive | None = Field(None, description="the model stays anyway; 0 is refused")
     truncate: bool | None = Field(None, description="drop the oldest turns of a long prompt (yes)")
     shift: Annotated[Any, NoEffect] = None
 
@@ -164,6 +154,22 @@ class GenerationBody(ConstrainedBody):
         return self.think is not False if self.think is not None else None
 
     @property
+    def length(self) -> Length:
+        """The limits of prompt and answer."""
+        options = self._chosen
+        most = options.num_predict
+        return Length(
+            max_tokens=None if most is None or most < 0 else max(most, 1),
+            is_bound=True,
+            drops_oldest=self.truncate is not False,
+            context=options.num_ctx,
+        )
+
+    @property
+    def _chosen(self) -> Options:
+        return self.options or Options.model_construct()
+
+    @property
     def streams(self) -> bool:
         return self.stream is not False
 
@@ -174,7 +180,7 @@ class GenerationBody(ConstrainedBody):
 
     def generation_fields(self, facts: EngineFacts, ignored: IgnoredFields) -> GenerationFields:
         """Return the fields that say how to generate, under the names of the other routes."""
-        sampling = (self.options or Options()).sampling(facts, ignored)
+        sampling = self._chosen.sampling(facts, ignored)
         return GenerationFields.of(self, stream=self.streams, **sampling)
 
     def _constraints(self) -> Iterator[AskedConstraint]:
@@ -266,9 +272,7 @@ def _messages(given: Sequence[Message]) -> list[dict[str, Any]]:
                 num_calls += 1
                 waiting.append((call_id, name))
                 function = {"name": name, "arguments": call.function.arguments or {}}
-                made["tool_calls"].append(
-                    {"id": call_id, "type": "function", "function": function}
-                )
+                made["tool_calls"].append({"id": call_id, "type": "function", "function": function})
         if message.role == "tool":
             made |= _answered(message, waiting)
         messages.append(made)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from octavo.base.errors import ChatTemplateError, OctavoError
+from octavo.base.errors import ChatTemplateError, ModelError
 from octavo.core.limits import context_tokens
 from octavo.server.api.fill_in import FillInTokens
 from octavo.server.api.ollama.answers import timestamp
-from octavo.server.api.sampling import to_sampling_params
-from octavo.server.api.requests import GenerationFields
 from octavo.server.api.server_context import ServerContext
 from octavo.server.http.background import in_background
 from octavo.server.http.errors import HttpError
 
 LATEST = ":latest"  # the tag that Ollama's clients add to names without one
+_UNKNOWN = "unknown"
 _NEVER = "9999-12-31T23:59:59Z"  # when a model is unloaded that stays
 
 
@@ -25,6 +25,7 @@ class ServedModels:
 
     def __init__(self, server: ServerContext):
         self._server = server
+        self._known_family: str | None = None
 
     def find(self, name: str) -> str:
         """Return the server's name of a model.
@@ -44,11 +45,12 @@ class ServedModels:
     def names(self) -> tuple[str, ...]:
         return self._server.model_names
 
-    def tags(self) -> list[dict[str, Any]]:
+    async def tags(self) -> list[dict[str, Any]]:
         """Return all models."""
-        return [self._entry(name) for name in self.names]
+        family = await self._family()
+        return [self._entry(name, family) for name in self.names]
 
-    def running(self) -> list[dict[str, Any]]:
+    async def running(self) -> list[dict[str, Any]]:
         """Return the models in memory."""
         facts = self._server.engine.facts
         on_gpu = str(facts.info.get("device", "cpu")) != "cpu"
@@ -57,12 +59,12 @@ class ServedModels:
             "size_vram": self._size if on_gpu else 0,
             "context_length": context_tokens(facts.max_model_len, facts.num_slots),
         }
-        return [{**entry, **more} for entry in self.tags()]
+        return [{**entry, **more} for entry in await self.tags()]
 
     async def show(self, name: str) -> dict[str, Any]:
         """Return the description of one."""
         self.find(name)
-        server = self._server
+        server, family = self._server, await self._family()
         capabilities = ["completion"]
         try:
             template = await server.prompts.template_source()
@@ -78,22 +80,22 @@ class ServedModels:
             "parameters": self._parameters,
             "template": template,
             "license": "",
-            "details": self._details,
-            "model_info": await in_background(self._info),
+            "details": self._details(family),
+            "model_info": self._info(family),
             "capabilities": capabilities,
             "modified_at": timestamp(server.created),
         }
 
     # -- what is known of it -----------------------------------------------------------------------
 
-    def _entry(self, name: str) -> dict[str, Any]:
+    def _entry(self, name: str, family: str) -> dict[str, Any]:
         return {
             "name": name,
             "model": name,
             "modified_at": timestamp(self._server.created),
             "size": self._size,
             "digest": self._digest,
-            "details": self._details,
+            "details": self._details(family),
         }
 
     @property
@@ -107,9 +109,7 @@ class ServedModels:
         known = repr((self.names[0], sorted(facts.rank_model.items()), facts.info.get("dtype")))
         return hashlib.sha256(known.encode()).hexdigest()
 
-    @property
-    def _details(self) -> dict[str, Any]:
-        family = str(self._spec_family)
+    def _details(self, family: str) -> dict[str, Any]:
         path = self._server.model_path
         is_gguf = path is not None and path.suffix == ".gguf"
         return {
@@ -121,24 +121,17 @@ class ServedModels:
             "quantization_level": str(self._server.engine.facts.info.get("dtype") or ""),
         }
 
-    @cached_property
-    def _spec(self) -> Any:
-        """The shape of the model, None where it cannot be told."""
-        from octavo.cost.open_spec import open_spec
-
-        path = self._server.model_path
-        try:
-            return None if path is None else open_spec(path)
-        except OctavoError:
-            return None
-
-    @property
-    def _spec_family(self) -> str:
-        return "unknown" if self._spec is None else self._spec.name
-
     @property
     def _num_params(self) -> int:
-        return 0 if self._spec is None else self._spec.num_params
+        """Number of parameters in matrices; of several ranks, those of one."""
+        matrices = self._server.engine.facts.rank_model.get("matrices") or ()
+        return sum(int(matrix["count"] * matrix["num_params"]) for matrix in matrices)
+
+    async def _family(self) -> str:
+        """Return the kind of model, as its files have it."""
+        if self._known_family is None:
+            self._known_family = await in_background(_family_of, self._server.model_path)
+        return self._known_family
 
     @property
     def _parameters(self) -> str:
@@ -147,19 +140,31 @@ class ServedModels:
         names = {"repetition_penalty": "repeat_penalty"}
         return "\n".join(f"{names.get(name, name)} {value}" for name, value in defaults.items())
 
-    def _info(self) -> dict[str, Any]:
-        family, facts = self._spec_family, self._server.engine.facts
-        info: dict[str, Any] = {
+    def _info(self, family: str) -> dict[str, Any]:
+        facts = self._server.engine.facts
+        return {
             "general.architecture": family,
             "general.basename": self.names[0],
             "general.parameter_count": self._num_params,
             f"{family}.context_length": facts.max_model_len,
             f"{family}.vocab_size": facts.vocab_size,
+            f"{family}.block_count": facts.rank_model.get("num_layers"),
+            f"{family}.embedding_length": facts.rank_model.get("hidden_size"),
         }
-        if self._spec is not None:
-            info[f"{family}.block_count"] = self._spec.num_layers
-            info[f"{family}.embedding_length"] = self._spec.hidden_size
-        return info
+
+
+def _family_of(path: Path | None) -> str:
+    from octavo.base.model_files import ModelFolder
+    from octavo.models.gguf import GGUFFile
+
+    try:
+        if path is not None and path.is_file():
+            with GGUFFile(path) as file:
+                return str(file.metadata.get("general.architecture", _UNKNOWN))
+        config = None if path is None else ModelFolder(path).read_json("config.json")
+    except ModelError:
+        return _UNKNOWN
+    return str((config or {}).get("model_type", _UNKNOWN))
 
 
 def _shortened(number: int) -> str:
