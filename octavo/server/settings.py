@@ -62,7 +62,7 @@ class ServerSettings:
     )
     admin_key: tuple[str, ...] = option(
         (),
-        "an operator's key, needed for what concerns all clients (/steps, /metrics, /load, "
+        "an operator's key, needed for what concerns all clients (/steps, /metrics, /load, /slots, "
         "/octavo/tensors, /octavo/replicas) where there are API keys; may be repeated",
     )
     served_model_name: tuple[str, ...] = option(

@@ -43,7 +43,9 @@ _HEADER_NAMES = re.compile(r"[A-Za-z0-9_, -]{1,2048}")
 _ODD_PATH = re.compile(r"[\x00-\x1f\x7f\\\ufffd]|//|/\.{1,2}(?:/|$)")
 
 # Paths for operators only, where there are keys: traffic of all clients, and the model's weights.
-OPERATOR_PATHS = frozenset(("/steps", "/metrics", "/load", "/octavo/tensors", "/octavo/replicas"))
+OPERATOR_PATHS = frozenset(
+    ("/steps", "/metrics", "/load", "/slots", "/octavo/tensors", "/octavo/replicas")
+)
 OPERATOR_PREFIX = "/octavo/tensors/"
 
 # Headers that decide something here, so that none of them may come twice.

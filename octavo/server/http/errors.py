@@ -55,6 +55,7 @@ class HttpError(Exception):
         param: dotted path of the field that is wrong.
         code: a name that programs can compare.
         headers: further response headers.
+        facts: members of the error beside these, for APIs that have such.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class HttpError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        facts: Mapping[str, Any] | None = None,
     ):
         super().__init__(message)
         self.status = status
@@ -74,6 +76,7 @@ class HttpError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.facts = dict(facts or {})
 
 
 def to_http_error(error: BaseException) -> HttpError:
@@ -85,7 +88,8 @@ def to_http_error(error: BaseException) -> HttpError:
         case InvalidRequestError():
             return HttpError(400, str(error), param=error.field)
         case PromptTooLongError():
-            return HttpError(400, str(error), code="context_length_exceeded")
+            facts = {"n_prompt_tokens": error.num_prompt_tokens, "n_ctx": error.limit}
+            return HttpError(400, str(error), code="context_length_exceeded", facts=facts)
         case RateLimitError():
             headers = _retry_headers(error.retry_after)
             return HttpError(429, str(error), code="rate_limit_exceeded", headers=headers)

@@ -145,12 +145,12 @@ class GenerationBody(ConstrainedBody):
 
     @property
     def effort(self) -> str | None:
-        """How much the model is to think, if that is said."""
+        """The effort of thinking, if that is said."""
         return self.think if isinstance(self.think, str) else None
 
     @property
     def is_to_think(self) -> bool | None:
-        """Whether the model is to think, if that is said."""
+        """True or False if the request says whether to think."""
         return self.think is not False if self.think is not None else None
 
     @property
