@@ -37,11 +37,13 @@ class RestoreIfFaster:
         return seconds < computing
 
 
-def predicted_rule(model: ModelConfig, probe: Probe, limits: SchedulerConfig) -> RestoreRule:
-    """Return the rule for a model on this machine, whose limits are measured if they are not
-    known yet. Where they cannot be, blocks are always read."""
+def predicted_rule(
+    model: ModelConfig, probe: Probe, limits: SchedulerConfig, num_ranks: int = 1
+) -> RestoreRule:
+    """Return the rule for a model whose attention ``num_ranks`` share on this machine, whose
+    limits are measured if they are not known yet. Where they cannot be, blocks are always read."""
     try:
-        shape = live_rank_model(model, probe.matrices(), probe.kv_bytes_per_token)
+        shape = live_rank_model(model, probe.matrices(), probe.kv_bytes_per_token, num_ranks)
         steps = StepModel.of(shape, this_machine())
     except ConfigError as error:
         _log.info("stored KV is always read, never computed again: %s", error)

@@ -320,7 +320,7 @@ def _open_store(
     content = _KVContent(config, ranks.spec, rank, model, path)
 
     def rule() -> RestoreRule:
-        return predicted_rule(model, rank.probe(), config.scheduler)
+        return predicted_rule(model, rank.probe(), config.scheduler, ranks.spec.num_ranks)
 
     # What stays in host memory is copied there and back by each rank alone.
     leaves = cache.offload.is_transferred or cache.offload.folder is not None
@@ -348,12 +348,17 @@ class _KVContent(NamedTuple):
     path: Path
 
     def identity(self) -> bytes:
-        from octavo.offload.kv_identity import identity_of
+        """Return a hash of all that KV on this machine's disk depends on, beside salt and
+        tokens. OSError if a file of the model cannot be read."""
+        from octavo.models.model_content import change_times, fingerprint
 
-        return identity_of(self.path, f"{__version__} {self._kernels} {self._kept} {self.model}")
+        of_model = fingerprint(self.path), change_times(self.path), self.model
+        return hashlib.sha256(
+            repr((__version__, self._kernels, self._kept, of_model)).encode()
+        ).digest()
 
     def facts(self) -> Facts:
-        from octavo.serving.model_content import fingerprint
+        from octavo.models.model_content import fingerprint
 
         # The name of a model is the user's, and so is its folder.
         of_model = replace(self.model, name="")

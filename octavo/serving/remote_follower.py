@@ -15,11 +15,11 @@ from pathlib import Path
 from octavo.base.errors import ConfigError, EngineError, PeerEndedError
 from octavo.kernels.cpu.library import choose, runnable
 from octavo.links.facts import Facts, difference
+from octavo.models.model_content import fingerprint
 from octavo.runtime.home_connection import HomeConnection
 from octavo.runtime.rank_memory import Membership
 from octavo.runtime.rank_process import Message
 from octavo.serving import follower
-from octavo.serving.model_content import fingerprint
 from octavo.serving.stage_ranks import StageRanks
 from octavo.system import machine, numa
 

@@ -5,7 +5,6 @@ import gc
 import math
 import threading
 import time
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -15,7 +14,6 @@ from octavo.offload import block_folder as folder_module
 from octavo.offload import disk_storage
 from octavo.offload.block_folder import BlockFolder
 from octavo.offload.disk_storage import DiskStorage
-from octavo.offload.kv_identity import identity_of
 
 SIZE = 100
 
@@ -242,19 +240,3 @@ def test_what_reading_takes_is_learned(open_storage, tmp_path):
         storage.read(b"key", 1)
         ended(storage)
     assert storage.read_seconds != first and 0 < storage.read_seconds < 1
-
-
-def test_identity_is_of_files_and_settings(tmp_path: Path):
-    model = tmp_path / "model.gguf"
-    model.write_bytes(bytes(3 << 20))
-    first = identity_of(model, "f32")
-    assert identity_of(model, "f32") == first != identity_of(model, "bf16")
-    with open(model, "r+b") as file:
-        file.seek(-1, 2)
-        file.write(b"x")
-    assert identity_of(model, "f32") != first
-    (folder := tmp_path / "folder").mkdir()
-    (folder / "config.json").write_text("{}")
-    before = identity_of(folder, "")
-    (folder / "weights").write_text("")
-    assert identity_of(folder, "") != before

@@ -15,8 +15,9 @@ what, dash_m, module = sys.argv[1:]
 assert (dash_m, module) == ("-m", "octavo.runtime.remote_rank")
 
 import octavo.kernels.cpu.library as library  # noqa: E402
+from octavo.models import model_content  # noqa: E402
 from octavo.runtime import rank_facts, remote_rank  # noqa: E402
-from octavo.serving import model_content, remote_follower  # noqa: E402
+from octavo.serving import remote_follower  # noqa: E402
 from octavo.system import machine  # noqa: E402
 
 if what == "version":

@@ -87,7 +87,7 @@ class PlacedLaunchers:
     @cached_property
     def model(self) -> Facts:
         """The fingerprint of the model on this machine. ModelError if that cannot be read."""
-        from octavo.serving.model_content import fingerprint  # which imports numpy
+        from octavo.models.model_content import fingerprint  # which imports numpy
 
         return fingerprint(hub.resolve(self.args.model))
 

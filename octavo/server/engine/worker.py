@@ -550,7 +550,7 @@ def _check_model(start: Message) -> None:
     if "model" not in start:
         return
     from octavo.links.facts import difference
-    from octavo.serving.model_content import fingerprint
+    from octavo.models.model_content import fingerprint
 
     path = hub.resolve(start["args"]["model"])
     if (why := difference(fingerprint(path), start["model"])) is not None:

@@ -11,9 +11,9 @@ import pytest
 from placed_replicas import answer, children_of, play, request, until, until_gone
 
 from octavo.base.errors import ConfigError, EngineError
+from octavo.models.model_content import fingerprint
 from octavo.server.engine.generation import EngineState
 from octavo.server.engine.placed_engines import PlacedLaunchers, PlacementSettings
-from octavo.serving.model_content import fingerprint
 from octavo.settings.engine import EngineArgs
 
 pytest.importorskip("cryptography")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from octavo.base.errors import ModelFileError
 from octavo.models.gguf import GGUFFile
-from octavo.serving.model_content import fingerprint
+from octavo.models.model_content import change_times, fingerprint
 
 SETTINGS, TABLES, WEIGHTS = (
     f"digest of the model's {part}" for part in ("settings", "tables", "weights")
@@ -102,3 +103,10 @@ def test_damaged_weights_are_an_error(copy):
     (copy / "model.safetensors").write_bytes(b"no table")
     with pytest.raises(ModelFileError, match="not a sound safetensors file"):
         fingerprint(copy)
+
+
+def test_a_change_in_place_is_seen_by_its_time(copy):
+    before = change_times(copy)
+    assert change_times(copy) == before
+    os.utime(copy / "model.safetensors", ns=(1, 1))
+    assert change_times(copy) == {**before, "model.safetensors": 1}

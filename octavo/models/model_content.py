@@ -1,9 +1,10 @@
 """The fingerprint of a model's files, by which processes know that they have the same model.
 
     fingerprint(path)     {"digest of the model's settings": "5f0c...", ...}
+    change_times(path)    {"model.gguf": 1764368511000000000}
 
-Where the files lie, and when they were written, does not matter. Each part is a SHA-256, so that a
-difference says what differs:
+Where the files lie, and when they were written, does not matter to a fingerprint. Each part is a
+SHA-256, so that a difference says what differs:
 
     settings    config, tokenizer and chat templates: all files of JSON and of Jinja, whole
     tables      what weight files say of their tensors, whole: names, types, shapes and places; in
@@ -59,6 +60,12 @@ def fingerprint(path: Path) -> Fingerprint:
                     _add(weights, _read(opened, *piece))
     named = (("settings", settings), ("tables", tables), ("weights", weights))
     return {f"digest of the model's {name}": part.hexdigest()[:_NUM_DIGITS] for name, part in named}
+
+
+def change_times(path: Path) -> dict[str, int]:
+    """Return when each file of a model was last changed, in nanoseconds: on one machine, that
+    tells of changes which a fingerprint does not see. OSError: a file cannot be read."""
+    return {file.name: file.stat().st_mtime_ns for file in _files_of(path)}
 
 
 def _files_of(path: Path) -> Iterator[Path]:
