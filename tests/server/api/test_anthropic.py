@@ -318,8 +318,9 @@ def test_what_is_wrong_is_named(api, body, says):
 
 def test_versions_of_the_api(api):
     server = api("x")
-    server.post(headers={"anthropic-version": "2023-06-01", "anthropic-beta": "a-2025-01-01"})
-    error = server.post(headers={"anthropic-version": "2099-01-01"}, expect=400)
+    for version in ("2023-06-01", "2026-10-21"):
+        server.post(headers={"anthropic-version": version, "anthropic-beta": "a-2025-01-01"})
+    error = server.post(headers={"anthropic-version": "newest"}, expect=400)
     assert error["message"].startswith("anthropic-version")
 
 

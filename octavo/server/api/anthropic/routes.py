@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
@@ -33,7 +34,8 @@ from octavo.server.http.json_text import encode
 from octavo.server.http.sse import EventStream, named_event
 
 PATH = "/v1/messages"
-VERSIONS = ("2023-06-01", "2023-01-01")  # of the API: ``anthropic-version``
+# Of the API. Later ones have taken fields away, which are accepted here all the same.
+_VERSION = re.compile(r"20\d\d-\d\d-\d\d")
 _PING = named_event("ping", encode({"type": "ping"}))
 
 
@@ -98,8 +100,8 @@ def _describe(model: Any, event: Any = None) -> dict[int | str, Any]:
 async def _chat_of(server: ServerContext, body: MessagesFields, request: Request) -> Chat:
     """Return the conversation of a body, after the checks that all requests have in common."""
     version = request.headers.get("anthropic-version")
-    if version is not None and version not in VERSIONS:
-        raise HttpError(400, f"anthropic-version: must be {VERSIONS[0]}, not {version[:40]!r}")
+    if version is not None and not _VERSION.fullmatch(version):
+        raise HttpError(400, f"anthropic-version: must be a date, not {version[:40]!r}")
     server.check_model(body.model)
     return await work_on_body(request, body.to_chat, request_context(request).ignored)
 
