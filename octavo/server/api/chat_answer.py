@@ -15,6 +15,7 @@ from octavo.chat_formats.messages import MessageDelta
 from octavo.core.prefix_cache import MissReason
 from octavo.server.api.chats import Begun
 from octavo.server.api.generation_job import MANY_CHARS, check_sample
+from octavo.server.api.sampling import context_of
 from octavo.server.api.server_context import ServerContext
 from octavo.server.engine.generation import GenerationStats
 from octavo.server.http.background import in_background
@@ -122,6 +123,12 @@ class ChatAnswer:
             return 0
         whole = stats.num_prompt_tokens // facts.block_size * facts.block_size
         return max(whole - stats.num_cached_tokens, 0)
+
+    @property
+    def fills_context(self) -> bool:
+        """True if the context has no room for more than the answer may have."""
+        most = self.stats.num_prompt_tokens + (self.job.params.max_tokens or 0)
+        return most >= context_of(self._server.engine.facts)
 
     @property
     def num_thought_tokens(self) -> int:

@@ -173,7 +173,7 @@ class Tool(Body):
     cache_control: Object | None = None
     input_examples: Annotated[Any, NoEffect] = None
     eager_input_streaming: Annotated[Any, NoEffect] = None  # input is streamed as it comes anyway
-    defer_loading: Annotated[Any, Only()] = None
+    defer_loading: Annotated[Any, NoEffect] = None  # the model sees all tools
     allowed_callers: Annotated[Any, Only((["direct"],))] = None
 
     def for_template(self) -> dict[str, Any]:

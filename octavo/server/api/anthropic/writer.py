@@ -174,12 +174,16 @@ class MessageWriter:
         """Return why the answer has ended, and the stop sequence that has ended it."""
         answer = self._answer
         if answer.finish_reason == "length":
-            most = answer.job.params.max_tokens or 0
-            is_full = most < self._body.max_tokens
+            is_full = answer.fills_context and self._was_cut_short
             return ("model_context_window_exceeded" if is_full else "max_tokens"), None
         if isinstance(answer.stop_reason, str):
             return "stop_sequence", answer.stop_reason
         return ("tool_use" if answer.has_calls else "end_turn"), None
+
+    @property
+    def _was_cut_short(self) -> bool:
+        """True if the answer might have had more tokens, had there been room."""
+        return (self._answer.job.params.max_tokens or 0) < self._body.max_tokens
 
     def _usage(self) -> dict[str, Any]:
         """Return the usage. Tokens that are in the prefix cache since this request count as such
