@@ -77,6 +77,14 @@ class Chat:
         return [i for i, message in enumerate(self.messages) if message.get("role") == "user"]
 
 
+def is_to_be_continued(messages: Sequence[Message]) -> bool:
+    """True if the last message is one of the assistant's that ends within its text."""
+    last = messages[-1] if messages else {}
+    return last.get("role") == "assistant" and bool(
+        last.get("content") and not last.get("tool_calls")
+    )
+
+
 class FieldNames:
     """A dialect's names of fields, for errors and for the fields that have no effect.
 

@@ -12,6 +12,7 @@ ALIASES = {
     "/chat/completions": "/v1/chat/completions",
     "/completions": "/v1/completions",
     "/models": "/v1/models",
+    "/responses": "/v1/responses",
     "/v1/health": "/health",
 }
 
@@ -27,7 +28,7 @@ class Aliases:
         self,
         app: App,
         aliases: Mapping[str, str] = ALIASES,
-        below: Collection[str] = ("/models",),
+        below: Collection[str] = ("/models", "/responses"),
     ):
         self._app = app
         self._below = {alias.encode() for alias in below}

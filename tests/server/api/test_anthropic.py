@@ -298,6 +298,7 @@ def test_tokens_are_counted(api):
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]},
          "messages.0.content.0: a block of type image is not supported"),
         ({"messages": []}, "messages: "),
+        ({"messages": [{"role": "user", "content": []}]}, "messages"),
         ({"max_tokens": 0}, "max_tokens: "),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
          "tools.0: a tool of type web_search_20250305 is Anthropic's own"),

@@ -62,7 +62,7 @@ def events_of(response):
 def without_ids(value):
     """Items without what differs from one answer to the next."""
     if isinstance(value, dict):
-        changing = ("id", "item_id", "call_id", "created_at", "completed_at")
+        changing = ("id", "item_id", "call_id", "created_at", "completed_at", "timings")
         return {key: without_ids(item) for key, item in value.items() if key not in changing}
     return [without_ids(item) for item in value] if isinstance(value, list) else value
 
@@ -82,6 +82,7 @@ def test_a_text_is_answered_by_a_message(api):
     assert answer["metadata"] == {"a": "b"} and answer["instructions"] == "Be kind."
     assert answer["usage"]["output_tokens"] == len("Good day.")
     assert answer["usage"]["total_tokens"] == answer["usage"]["input_tokens"] + len("Good day.")
+    assert answer["timings"]["predicted_n"] == len("Good day.")
     assert answer["model"] == "tiny" and answer["id"].startswith("resp_") and answer["store"]
 
 
@@ -236,6 +237,15 @@ def test_items_become_messages(api):
         '[system:Be kind.\n\nRules.][user:ab][assistant:c<tool_call>f{"x": 1}<tool_call>g{}]'
         "[tool:r=f][tool:s=g]"
     )
+
+
+def test_instructions_are_of_one_answer_and_a_developers_message_of_all(api):
+    server = api("x")
+    items = [{"role": "developer", "content": "Rules."}, {"role": "user", "content": "a"}]
+    answer = server.post(items, instructions="Once.")
+    assert server.prompt().startswith("Once.\n\nRules.a")
+    server.post("b", instructions="Twice.", previous_response_id=answer["id"])
+    assert server.prompt().startswith("Twice.\n\nRules.axb")
 
 
 @pytest.mark.parametrize(

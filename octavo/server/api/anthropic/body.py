@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from octavo.server.api.chats import Chat, FieldNames
+from octavo.server.api.chats import Chat, FieldNames, is_to_be_continued
 from octavo.server.api.constraints import AskedConstraint, ConstrainedBody, Schema
 from octavo.server.api.fields import (
     MAX_INT,
@@ -254,7 +254,7 @@ class MessagesFields(ConstrainedBody):
             messages.append({"role": "system", "content": system})
         for message in self.messages:
             _add(messages, message, ignored)
-        continues = messages[-1]["role"] == "assistant"
+        continues = is_to_be_continued(messages)
         thinking, choice, output = self.thinking, self.tool_choice, self.output_config
         is_asked = self.tools and (choice is None or choice.type != "none")
         return Chat(

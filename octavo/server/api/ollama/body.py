@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from octavo.core.sampling_params import MAX_LOGPROBS
-from octavo.server.api.chats import Chat, FieldNames, Length
+from octavo.server.api.chats import Chat, FieldNames, Length, is_to_be_continued
 from octavo.server.api.constraints import AskedConstraint, ConstrainedBody, Schema
 from octavo.server.api.fields import (
     MAX_INT,
@@ -241,7 +241,7 @@ class ChatRequest(GenerationBody):
     def to_chat(self) -> Chat:
         """Return the conversation."""
         messages = _messages(self.messages or ())
-        continues = bool(messages) and messages[-1]["role"] == "assistant"
+        continues = is_to_be_continued(messages)
         return Chat(
             messages=messages,
             tools=[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from octavo.server.api.answers import AnswerModel
+from octavo.server.api.answers import AnswerModel, Timings
 
 
 class IncompleteDetails(AnswerModel):
@@ -71,6 +71,7 @@ class ResponseObject(AnswerModel):
     safety_identifier: str | None
     prompt_cache_key: str | None
     usage: ResponseUsage | None
+    timings: Timings | None = None
     warnings: list[str] | None = None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo
@@ -28,6 +28,7 @@ from octavo.server.api.openai.responses.items import (
     Input,
     ItemId,
     MessageItem,
+    with_instructions,
 )
 from octavo.server.api.prompts import MAX_TOOLS
 from octavo.server.api.requests import GenerationFields
@@ -235,24 +236,25 @@ class ChatFields(Body):
         """Names of the tools that take a text."""
         return frozenset(tool.name for tool in self.tools or () if isinstance(tool, CustomTool))
 
-    def to_chat(
+    def messages_after(
         self, before: Iterable[Message], items: Iterable[AnyItem], ignored: IgnoredFields
-    ) -> Chat:
-        """Return the conversation.
+    ) -> list[Message]:
+        """Return the messages of the conversation, without instructions.
 
         Args:
             before: messages of the answers that this one follows.
             items: of the input, with those that references stand for.
         """
-        conversation = Conversation()
-        if self.instructions:
-            conversation.add_system(self.instructions)
-        conversation.messages += [dict(message) for message in before]
+        conversation = Conversation(before)
         for item in items:
             conversation.add(item, lambda: ignored.add(f"input.{ENCRYPTED_REASONING}"))
+        return list(conversation.messages)
+
+    def to_chat(self, messages: Sequence[Message]) -> Chat:
+        """Return the conversation as a chat, with the instructions."""
         is_asked = self.tools and self.tool_choice != "none"
         return Chat(
-            messages=conversation.messages,
+            messages=with_instructions(messages, self.instructions),
             tools=[tool.for_template() for tool in self.tools or ()] if is_asked else None,
             tool_choice=_as_function(self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls,

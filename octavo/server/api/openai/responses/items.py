@@ -220,19 +220,14 @@ class Conversation:
                 elif thought:
                     self._add_thought(thought)
 
-    def add_system(self, text: str) -> None:
-        """Append a message of the system."""
-        self._add_message("system", text)
-
     def _add_message(self, role: str, text: str) -> None:
-        last = self.messages[-1] if self.messages else None
         if role == "assistant":
             message = self._open_answer()
             if message.get("content"):
                 text = f"{message['content']}\n\n{text}"
             message["content"] = text
-        elif last is not None and len(self.messages) == 1 and _is_systems(role, last["role"]):
-            last["content"] = f"{last['content']}\n\n{text}"
+        elif len(self.messages) == 1 and _is_systems(role, self.messages[0]["role"]):
+            self.messages[0]["content"] += f"\n\n{text}"
         else:
             self.messages.append({"role": role, "content": text})
 
@@ -257,6 +252,17 @@ class Conversation:
 
 def _is_systems(*roles: str) -> bool:
     return all(role in ("system", "developer") for role in roles)
+
+
+def with_instructions(messages: Sequence[Message], instructions: str | None) -> list[Message]:
+    """Return messages with the instructions before them, in the system's message if that is the
+    first."""
+    if not instructions:
+        return list(messages)
+    if messages and _is_systems(messages[0]["role"]):
+        text = f"{instructions}\n\n{messages[0]['content']}"
+        return [{"role": "system", "content": text}, *messages[1:]]
+    return [{"role": "system", "content": instructions}, *messages]
 
 
 CUSTOM_INPUT = "input"  # the only argument of a custom tool, as the model sees it

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 from octavo.base.errors import InvalidRequestError
 from octavo.server.api.answers import AnswerModel
 from octavo.server.api.chat_answer import ChatAnswer
-from octavo.server.api.chats import Chat, Length, begin_chat, count_tokens
+from octavo.server.api.chats import Length, Message, begin_chat, count_tokens
 from octavo.server.api.openai.logprobs import TokenNames
 from octavo.server.api.openai.responses.answers import (
     DeletedResponse,
@@ -68,7 +68,8 @@ def create_router(server: ServerContext) -> APIRouter:
     async def count_input_tokens(body: InputTokensRequest, request: Request) -> Response:
         """Count the tokens of a conversation."""
         server.check_model(body.model)
-        chat, _ = await _chat_of(store, body, request)
+        messages, _ = await _conversation_of(store, body, request)
+        chat = body.to_chat(messages)
         num_tokens = await count_tokens(server, request, chat, names=NAMES)
         return _json(encode({"object": "response.input_tokens", "input_tokens": num_tokens}))
 
@@ -147,13 +148,12 @@ class _ResponseRequest:
         if body.top_logprobs and not body.wants_logprobs:
             raise InvalidRequestError(f"needs {LOGPROBS} to be included", "top_logprobs")
         self._note_includes()
-        chat, self._items = await _chat_of(self._store, body, request)
-        self._messages = chat.messages[1 if body.instructions else 0 :]
+        self._messages, self._items = await _conversation_of(self._store, body, request)
         begun = await begin_chat(
             server,
             request,
             body,
-            chat,
+            body.to_chat(self._messages),
             Length(
                 max_tokens=body.max_output_tokens,
                 drops_oldest=body.truncation == "auto",
@@ -256,10 +256,10 @@ class _Events:
 # -- what is kept ----------------------------------------------------------------------------------
 
 
-async def _chat_of(
+async def _conversation_of(
     store: ResponseStore, body: ChatFields, request: Request
-) -> tuple[Chat, list[dict[str, Any]]]:
-    """Return the conversation of a body, and the items of its input as they are listed later.
+) -> tuple[list[Message], list[dict[str, Any]]]:
+    """Return the messages of a body, and the items of its input as they are listed later.
 
     Raises:
         HttpError: 404, an answer that it refers to is not kept.
@@ -276,13 +276,13 @@ async def _chat_of(
             known |= {item["id"]: item for item in output}
     ignored = request_context(request).ignored
 
-    def make() -> tuple[Chat, list[dict[str, Any]]]:
+    def make() -> tuple[list[Message], list[dict[str, Any]]]:
         items = resolved(body.items, known)
         listed = [
             {"id": f"item_{secrets.token_hex(24)}"} | item.model_dump(exclude_none=True)
             for item in items
         ]
-        return body.to_chat(before, items, ignored), listed
+        return body.messages_after(before, items, ignored), listed
 
     return await work_on_body(request, make)
 

@@ -70,6 +70,7 @@ class ResponseWriter:
         else:
             self.response["completed_at"] = int(time.time())
         self.response["usage"] = self._usage()
+        self.response["timings"] = self._answer.job.timings()
         if self._answer.warnings:
             self.response["warnings"] = self._answer.warnings
         yield f"response.{status}", {"response": self.response}
