@@ -19,6 +19,7 @@ from octavo.base.errors import OctavoError
 from octavo.server.api.anthropic import routes as anthropic
 from octavo.server.api.anthropic.answers import messages_error_response
 from octavo.server.api.llama_server import routes as llama_server
+from octavo.server.api.llama_server.errors import llama_error_response
 from octavo.server.api.octavo import (
     deployment,
     generate,
@@ -71,7 +72,13 @@ _ROUTE_MODULES = (
 
 # Errors before a route is found; its own ones it writes itself.
 ERRORS = ErrorDialects(
-    {anthropic.PATH: messages_error_response, ollama.PREFIX: ollama_error_response}
+    {
+        anthropic.PATH: messages_error_response,
+        ollama.PREFIX: ollama_error_response,
+        # OpenAI's routes, as clients of llama.cpp's server know them.
+        "/chat/completions": llama_error_response,
+        "/completions": llama_error_response,
+    }
 )
 
 
@@ -149,5 +156,5 @@ def _routes(routers: Sequence[APIRouter]) -> list[APIRoute]:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    path, request_id = request.scope["path"], request_context(request).external_id
-    return ERRORS.response(to_http_error(error), path, request_id)
+    request_id = request_context(request).external_id
+    return ERRORS.response(to_http_error(error), request.scope, request_id)

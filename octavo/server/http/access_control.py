@@ -152,7 +152,7 @@ class AccessControl:
             response,
             self._max_body_bytes,
             allocation,
-            lambda error: self._errors.response(error, scope["path"], response.external_id),
+            lambda error: self._errors.response(error, scope, response.external_id),
         )
         try:
             await self._app(scope, body.receive, response.send)
@@ -270,7 +270,7 @@ class AccessControl:
         is_long = _content_length(headers) > self._max_body_bytes
         if is_long or "transfer-encoding" in headers or "expect" in headers:
             response.add_headers([(b"connection", b"close")])
-        answer = self._errors.response(error, scope["path"], response.external_id)
+        answer = self._errors.response(error, scope, response.external_id)
         await answer(scope, _receive_nothing, response.send)
 
     async def _fail(self, error: Exception, scope: Scope, response: _ResponseWriter) -> None:
@@ -279,7 +279,7 @@ class AccessControl:
             return  # it is logged already, or there is no client any more
         http_error = to_http_error(error)
         if not response.has_begun:
-            answer = self._errors.response(http_error, scope["path"], response.external_id)
+            answer = self._errors.response(http_error, scope, response.external_id)
             await answer(scope, _receive_nothing, response.send)
         # Else uvicorn closes the connection, by which a client sees that its answer is cut.
 

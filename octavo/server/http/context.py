@@ -14,6 +14,8 @@ from octavo.server.http.tenants import Tenant
 SLOW_READER = "octavo.slow_reader"
 # A function that drops the connection at once, with all that waits to be sent.
 ABORT = "octavo.abort"
+# The path that a client has asked for, where it is another one's alias.
+ALIAS = "octavo.alias"
 # A function that returns how many bytes the client has taken of those written to it.
 TAKEN = "octavo.taken"
 

@@ -9,13 +9,17 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from writing_engine import send as send_to
 
 from octavo import __version__
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sink_window import SinkWindowRules
 from octavo.server.api.fill_in import FillInTokens
 from octavo.server.api.llama_server.routes import create_router
+from octavo.server.app import create_server_app
 from octavo.server.engine.generation import Generation
+from octavo.server.http.tenants import Tenants
+from octavo.server.watch.metrics import Metrics
 from octavo.serving.outputs import Delta
 
 A, B = 64, 65  # the byte tokenizer's ids
@@ -356,3 +360,22 @@ def test_a_prompt_that_is_too_long_has_llama_cpps_error(complete):
     error = complete(400, prompt="a" * 300)
     assert error["type"] == "exceed_context_size_error"
     assert (error["n_prompt_tokens"], error["n_ctx"]) == (300, 256)
+
+
+def test_a_chat_that_is_too_long_has_it_where_llama_cpps_clients_ask(service):
+    service = replace(service, metrics=Metrics("tiny"))
+    app = create_server_app(service, Tenants(service.settings))
+    body = {"messages": [{"role": "user", "content": "a" * 300}]}
+
+    def error(path):
+        answer = send_to(app, "POST", path, json=body, headers={"host": "localhost"})
+        assert answer.status_code == 400
+        return answer.json()["error"]
+
+    service.prompts._chat_template = "{{ messages[0].content }}"
+    assert error("/chat/completions")["type"] == "exceed_context_size_error"
+    assert error("/chat/completions")["n_ctx"] == 256
+    assert error("/v1/chat/completions")["type"] == "invalid_request_error"
+    path = "/chat/completions/input_tokens"
+    counted = send_to(app, "POST", path, json=body, headers={"host": "localhost"})
+    assert counted.json() == {"input_tokens": 300}

@@ -45,10 +45,6 @@ class MessagesEvent(AnswerModel):
     type: str
 
 
-class TokenCount(AnswerModel):
-    input_tokens: int
-
-
 class ErrorType(AnswerModel):
     type: str
     message: str

@@ -8,11 +8,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from octavo.server.api.answers import InputTokens
 from octavo.server.api.anthropic.answers import (
     AnswerMessage,
     MessagesError,
     MessagesEvent,
-    TokenCount,
     messages_error_body,
     messages_error_response,
 )
@@ -77,7 +77,7 @@ def create_router(server: ServerContext) -> APIRouter:
         text = await answer.to_json(writer.message)
         return Response(text, media_type="application/json", headers=headers)
 
-    @router.post(f"{PATH}/count_tokens", response_model=None, responses=_describe(TokenCount))
+    @router.post(f"{PATH}/count_tokens", response_model=None, responses=_describe(InputTokens))
     async def count_message_tokens(body: CountTokensRequest, request: Request) -> Response:
         """Count the tokens of a conversation."""
         chat = await _chat_of(server, body, request)

@@ -25,6 +25,7 @@ from octavo.server.api.llama_server.body import (
     Props,
     Slots,
 )
+from octavo.server.api.llama_server.errors import llama_error_response
 from octavo.server.api.openai.chat_body import ChatCompletionRequest
 from octavo.server.api.openai.logprobs import TokenNames, finite
 from octavo.server.api.requests import GenerationFields
@@ -39,7 +40,7 @@ from octavo.server.api.server_context import ServerContext
 from octavo.server.http.background import in_background
 from octavo.server.http.body import DialectRoute, work_on_body
 from octavo.server.http.context import request_context
-from octavo.server.http.errors import HttpError, error_body
+from octavo.server.http.errors import HttpError
 from octavo.server.http.json_text import encode
 from octavo.server.http.sse import EventStream, event, run_until_disconnect
 from octavo.serving.outputs import Delta
@@ -53,13 +54,7 @@ class LlamaRoute(DialectRoute):
     """A route whose errors have llama.cpp's type for a prompt that is too long."""
 
     async def _answer_error(self, request: Request, error: HttpError) -> Response:
-        if error.code == "context_length_exceeded":
-            error.type = "exceed_context_size_error"
-        return JSONResponse(_with_facts(error), error.status, error.headers)
-
-
-def _with_facts(error: HttpError) -> dict[str, Any]:
-    return {"error": error_body(error)["error"] | error.facts}
+        return llama_error_response(error)
 
 
 def create_router(server: ServerContext) -> APIRouter:

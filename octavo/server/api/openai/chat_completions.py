@@ -5,7 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from octavo.base.errors import InvalidRequestError
-from octavo.server.api.chats import Length, begin_chat
+from octavo.server.api.answers import InputTokens
+from octavo.server.api.chats import Length, begin_chat, count_tokens
 from octavo.server.api.openai.chat_body import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -17,6 +18,7 @@ from octavo.server.api.responses import describe
 from octavo.server.api.sampling import check_stream_fields
 from octavo.server.api.server_context import ServerContext
 from octavo.server.http.body import JsonRoute, work_on_body
+from octavo.server.http.json_text import encode
 
 
 def create_router(server: ServerContext) -> APIRouter:
@@ -43,5 +45,15 @@ def create_router(server: ServerContext) -> APIRouter:
         )
         writer = ChatChoiceWriter(server, body, chat)
         return await answer(server, request, body, chat.job, writer)
+
+    @router.post(
+        "/v1/chat/completions/input_tokens", response_model=None, responses=describe(InputTokens)
+    )
+    async def count_input_tokens(body: ChatCompletionRequest, request: Request) -> Response:
+        """Count the tokens of a conversation."""
+        server.check_model(body.model)
+        chat = await work_on_body(request, body.to_chat)
+        counted = {"input_tokens": await count_tokens(server, request, chat)}
+        return Response(encode(counted), media_type="application/json")
 
     return router

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from octavo.base.errors import InvalidRequestError
-from octavo.server.api.answers import AnswerModel
+from octavo.server.api.answers import InputTokens
 from octavo.server.api.chat_answer import ChatAnswer
 from octavo.server.api.chats import Length, Message, begin_chat, count_tokens
 from octavo.server.api.openai.logprobs import TokenNames
@@ -47,11 +47,6 @@ from octavo.server.http.sse import EventStream, named_event
 from octavo.settings.engine import parse_bytes
 
 MAX_LISTED = 100  # items of a page
-
-
-class InputTokens(AnswerModel):
-    object: Literal["response.input_tokens"]
-    input_tokens: int
 
 
 def create_router(server: ServerContext) -> APIRouter:
