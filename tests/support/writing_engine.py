@@ -31,6 +31,7 @@ class Writer:
         self.texts, self.size, self.reason = texts, size, reason
         self.facts = EngineFacts(4096, 64, 260, 1024, 16, (256,))
         self.requests = []
+        self.generations = []
 
     def check_capacity(self, tenant=""):
         pass
@@ -41,6 +42,7 @@ class Writer:
     def submit(self, request):
         self.requests.append(request)
         generation = Generation(request, lambda generation: None)
+        self.generations.append(generation)
         self.task = asyncio.get_running_loop().create_task(self.write(generation))
         return generation
 

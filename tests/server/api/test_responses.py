@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import httpx
 import pytest
 from format_cases import TOOLS
 from writing_engine import QWEN3, Observer, Writer, named_events, send
@@ -32,6 +33,9 @@ def api(create_service, create_test_app, byte_tokenizer):
             object.__setattr__(service, "observer", Observer())
             service.prompts._chat_template = template
             self.router = routes.create_router(service)
+
+        def app_of(self):
+            return create_test_app(self.router)
 
         def send(self, method, path=PATH, *, tenant=None, **kwargs):
             return send(create_test_app(self.router, tenant=tenant), method, path, **kwargs)
@@ -260,7 +264,8 @@ def test_instructions_are_of_one_answer_and_a_developers_message_of_all(api):
         ({"tools": FUNCTIONS, "tool_choice": {"type": "function", "name": "no"}},
          "tool_choice", "no tool has the name"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format", "schema"),
-        ({"background": True}, "background", "not supported"),
+        ({"background": True, "store": False}, "background", "needs store"),
+        ({"background": True, "stream": True}, "background", "needs store"),
         ({"conversation": "conv_1"}, "conversation", "not supported"),
         ({"n": 2}, "n", "not supported"),
         ({"messages": [1]}, "messages", "not a known field"),
@@ -429,6 +434,90 @@ def test_a_store_is_bounded_in_bytes_and_in_time():
         store.find("a", "me")
     store.forget("c", "me")
     assert store.num_bytes == 0
+
+
+# -- in the background -------------------------------------------------------------------------
+
+
+def in_one_loop(api, steps):
+    """Send several requests while the engine goes on."""
+    app = api.app_of()
+
+    async def run():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+            return await steps(client)
+
+    return asyncio.run(run())
+
+
+async def made(client, path):
+    """The answer when it is over."""
+    while (answer := (await client.get(path)).json())["status"] == "in_progress":
+        await asyncio.sleep(0.001)
+    return answer
+
+
+def test_an_answer_is_made_in_the_background(api):
+    async def steps(client):
+        begun = (await client.post(PATH, json={"input": "Hi", "background": True})).json()
+        assert begun["status"] == "in_progress" and begun["background"] and not begun["output"]
+        path = f"{PATH}/{begun['id']}"
+        answer = await made(client, path)
+        cancelled = await client.post(f"{path}/cancel")
+        following = {"input": "And?", "previous_response_id": begun["id"]}
+        return answer, cancelled.status_code, (await client.post(PATH, json=following)).json()
+
+    server = api("Good day.", size=1)
+    answer, cancelled, following = in_one_loop(server, steps)
+    ResponseObject.model_validate(answer)
+    assert answer["status"] == "completed" and cancelled == 400
+    assert answer["output"][0]["content"][0]["text"] == "Good day."
+    assert following["status"] == "completed" and "Good day." in server.prompt()
+
+
+def test_an_answer_in_the_background_is_cancelled(api, monkeypatch):
+    async def write(self, generation):
+        generation.push([Delta(0, "Hi", [72, 105])])
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(Writer, "write", write)
+    server = api("")
+
+    async def steps(client):
+        ids = []
+        for _ in range(2):
+            begun = (await client.post(PATH, json={"input": "Hi", "background": True})).json()
+            ids.append(f"{PATH}/{begun['id']}")
+        early = {"input": "x", "previous_response_id": begun["id"]}
+        assert (await client.post(PATH, json=early)).status_code == 400
+        await asyncio.sleep(0.01)
+        cancelled = (await client.post(f"{ids[0]}/cancel")).json()
+        assert (await client.get(ids[0])).json() == cancelled
+        assert (await client.delete(ids[1])).json()["deleted"]
+        assert (await client.get(ids[1])).status_code == 404
+        server.engine.task.cancel()
+        return cancelled
+
+    cancelled = in_one_loop(server, steps)
+    ResponseObject.model_validate(cancelled)
+    assert cancelled["status"] == "cancelled"
+    assert all(generation.is_over for generation in server.engine.generations)
+
+
+def test_a_failure_in_the_background_is_told(api, monkeypatch):
+    async def write(self, generation):
+        await asyncio.sleep(0)
+        generation.fail(RuntimeError("asked for"))
+
+    monkeypatch.setattr(Writer, "write", write)
+
+    async def steps(client):
+        begun = (await client.post(PATH, json={"input": "Hi", "background": True})).json()
+        return await made(client, f"{PATH}/{begun['id']}")
+
+    answer = in_one_loop(api(""), steps)
+    assert answer["status"] == "failed" and answer["error"]["code"] == "server_error"
 
 
 # -- failures ----------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class ResponseObject(AnswerModel):
     object: Literal["response"]
     created_at: int
     completed_at: int | None
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    status: Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
     background: bool
     error: FailureDetails | None
     incomplete_details: IncompleteDetails | None

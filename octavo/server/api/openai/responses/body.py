@@ -295,7 +295,9 @@ class ResponsesRequest(ChatFields, GenerationFields):
         None, description="comes back with the answer"
     )
     store: bool | None = Field(None, description="keep the answer for later requests (yes)")
-    background: Unsupported = None
+    background: bool | None = Field(
+        None, description="answer at once, and make the answer for a later GET (no)"
+    )
     stream_options: ResponseStreamOptions | None = None
     max_tool_calls: Annotated[int | None, NoEffect] = None  # of tools that OpenAI runs
     context_management: Annotated[Unsupported, NoEffect] = None

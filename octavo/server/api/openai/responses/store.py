@@ -26,6 +26,7 @@ class KeptResponse:
         messages: of the whole conversation, with this answer and without instructions, as a chat
             has them.
         item_ids: of its output.
+        is_over: whether it is not being made any more.
     """
 
     id: str
@@ -34,6 +35,7 @@ class KeptResponse:
     input_items: bytes
     messages: bytes
     item_ids: Sequence[str]
+    is_over: bool = True
     used_at: float = 0.0
 
     @property
@@ -64,7 +66,9 @@ class ResponseStore:
         return self._max_bytes > 0
 
     def keep(self, response: KeptResponse) -> None:
-        """Keep an answer, unless it alone is too large."""
+        """Keep an answer, in place of what was kept of it before, unless it alone is too large."""
+        if response.id in self._kept:
+            self._drop(response.id)
         if response.num_bytes > self._max_bytes:
             return
         self._kept[response.id] = replace(response, used_at=self._clock())

@@ -91,6 +91,13 @@ class ResponseWriter:
         self.response["usage"] = self._usage()
         return "response.failed", {"response": self.response}
 
+    def cancel(self) -> None:
+        """End the answer where it stands."""
+        for _ in self._close("incomplete"):
+            pass
+        self.response["status"] = "cancelled"
+        self.response["usage"] = self._usage()
+
     # -- items -------------------------------------------------------------------------------------
 
     def _add_text(self, parts: MessageDelta, logprobs: list[TokenLogprobs]) -> Iterator[Event]:
@@ -157,7 +164,7 @@ def _first(
         "created_at": int(time.time()),
         "completed_at": None,
         "status": "in_progress",
-        "background": False,
+        "background": bool(body.background),
         "error": None,
         "incomplete_details": None,
         "instructions": body.instructions,
