@@ -270,6 +270,7 @@ class AsyncLLM:
         self._closed = True
         self._engine_loop.stop()
         self._thread.join()
+        self._text_engine.grammars.close()
 
     def _encode(
         self, tokenize: Callable[[], _Prompt], params: SamplingParams

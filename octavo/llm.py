@@ -266,6 +266,7 @@ class LLM:
         The object cannot be used afterwards; threads that wait for something get an EngineError.
         """
         self._shared_loop.close()
+        self._text_engine.grammars.close()
 
     def __enter__(self) -> LLM:
         return self

@@ -142,6 +142,17 @@ def test_a_thought_ends_when_its_budget_is_spent(thinker, budget):
     assert completion.content and len(ids) == 60
 
 
+def test_a_budget_goes_by_the_template_of_the_request(llm):
+    """This model's own template knows no thoughts."""
+    limited = params(3, max_tokens=60, ignore_eos=True, thinking_token_budget=8)
+    (output,) = llm.chat(HI, limited, **THINKS)
+    completion = output.outputs[0]
+    end = llm.get_tokenizer().encode("</think>", add_special_tokens=False)
+    ids = completion.token_ids
+    assert any(ids[at : at + len(end)] == end for at in range(8, 13))
+    assert completion.reasoning and completion.content
+
+
 def test_a_budget_and_a_grammar_go_together(thinker):
     limited = params(1, thinking_token_budget=10, max_tokens=200)
     asked = {**ONE, "chat_template": None, "chat_template_kwargs": {"thinks": True}}

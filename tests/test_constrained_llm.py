@@ -9,6 +9,7 @@ import re
 import pytest
 
 from octavo import LLM, SamplingParams, StructuredOutputs
+from octavo.base.errors import InvalidRequestError
 
 SCHEMA = {
     "type": "object",
@@ -163,3 +164,13 @@ def test_what_leaves_no_token_ends_this_request_alone(llm, more):
     assert fine.outputs[0].text == "abc"
     assert broken.outputs[0].finish_reason == "error"
     assert "leave no token" in broken.error
+
+
+def test_a_grammar_that_would_end_python_is_refused(llm):
+    """Its rules would overflow the stack where it is compiled."""
+    rules = "\n".join(f"r{i}: r{i + 1}" for i in range(9000))
+    hostile = params(grammar=f'start: r0\n{rules}\nr9000: "x"')
+    with pytest.raises(InvalidRequestError, match="too complex"):
+        llm.generate(PROMPT, hostile)
+    large = params(choice=["x" * 20_000], max_tokens=5)  # tried as well, and served
+    assert answer(llm, large).text == "xxxxx"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from octavo.chat_formats.chat_format import ChatFormat
-from octavo.chat_formats.grammar import Grammar, either
+from octavo.chat_formats.grammar import Grammar, either, more_calls
 from octavo.chat_formats.message_writer import MessageWriter
 from octavo.chat_formats.text_stream import Reading, TextStream
 from octavo.chat_formats.tools import Tool
@@ -55,5 +55,5 @@ class CallSections(ChatFormat):
         calls = grammar.rule(
             either(f"{self.one(grammar, tool)} {grammar.text(end)}" for tool in tools)
         )
-        again = f"({grammar.text(self.separator + begin)} {calls})*" if parallel else ""
+        again = more_calls(f"{grammar.text(self.separator + begin)} {calls}", are_allowed=parallel)
         return f"{grammar.text(begin)} {calls} {again} {grammar.text(section_end)}"

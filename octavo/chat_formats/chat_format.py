@@ -8,7 +8,8 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
-from octavo.chat_formats.grammar import Grammar, either
+from octavo.base.errors import InvalidRequestError
+from octavo.chat_formats.grammar import Grammar, either, more_calls
 from octavo.chat_formats.message_writer import MessageWriter
 from octavo.chat_formats.messages import ParsedMessage
 from octavo.chat_formats.output_parser import OutputParser, parse_whole
@@ -16,6 +17,10 @@ from octavo.chat_formats.text_stream import MalformedCall, Reading, Tags, TextSt
 from octavo.chat_formats.thoughts import ThoughtTags, ends_in_thought, thought_tags
 from octavo.chat_formats.tools import Tool, ToolChoice, tools_of
 from octavo.core.structured_outputs import StructuredOutputs
+from octavo.core.thought_texts import ThoughtTexts
+
+# Tags around content of Granite 3 and ERNIE, and of Hunyuan.
+_ANSWERS = (("<response>", "</response>"), ("<answer>", "</answer>"))
 
 
 class Template(NamedTuple):
@@ -43,11 +48,11 @@ class ChatFormat:
     - for calls behind a tag ``openers``, the tags that begin a call or a group of calls, the usual
       one first; `read_call`, which reads what follows one of them; `call`, the grammar of that;
       ``repeats``, whether there may be another opener after it; and ``closers``, further tags;
+    - ``marks``, tags around content, which are dropped; and ``calls_follow_content``, whether a
+      message that has content may go on with calls;
     - for calls without a tag, with which an answer begins, ``bare_beginnings``, the characters with
       which they begin; `read_bare_call`, `bare_call` and `like_a_bare_call`; and ``uses_opener``,
       which is False if calls that are required are written so.
-
-    ``before_content`` is what the model writes before content, if that is a header and no text.
 
     Methods that read raise `MalformedCall` where the text is no call: it then is content.
 
@@ -59,10 +64,11 @@ class ChatFormat:
     name: ClassVar[str]
     openers: ClassVar[tuple[str, ...]] = ()
     closers: ClassVar[tuple[str, ...]] = ()
+    marks: ClassVar[tuple[str, ...]] = ()
     bare_beginnings: ClassVar[str] = ""
     uses_opener: ClassVar[bool] = True
     repeats: ClassVar[bool] = True
-    before_content: ClassVar[str] = ""
+    calls_follow_content: ClassVar[bool] = True
 
     def __init__(self, template: Template):
         self.template = template
@@ -84,14 +90,36 @@ class ChatFormat:
         )
 
     @property
+    def before_content(self) -> str:
+        """The header that the model writes before content; empty if it writes none."""
+        return ""
+
+    @property
     def marks_of_answers(self) -> tuple[str, ...]:
         """The tags around content that follows a thought. They say nothing, and are dropped."""
-        return ()
+        return next((tags for tags in _ANSWERS if self.template.has(*tags)), ())
 
     @property
     def ends_of_thought(self) -> tuple[str, ...]:
         """The texts that end a thought; none if the model has no thoughts."""
         return (self.thoughts.end, *sorted(self._ends_of_thoughts)) if self.thoughts else ()
+
+    def thought_texts(self, *, begins_inside: bool) -> ThoughtTexts:
+        """Return the texts around the thoughts of an answer, for counting and bounding them. What
+        closes one is on a line of its own where the template writes it so.
+
+        Args:
+            begins_inside: whether the answer begins within a thought.
+
+        Raises:
+            InvalidRequestError: the model has none.
+        """
+        if self.thoughts is None:
+            raise InvalidRequestError("this model has no thoughts", "thinking_token_budget")
+        begin, end = self.thoughts
+        has_own_line = self.template.has("\n" + end) or self.template.has("\\n" + end)
+        closing = "\n" + end if has_own_line else end
+        return ThoughtTexts(begin, self.ends_of_thought, closing, begins_inside)
 
     def new_id(self, index: int, name: str) -> str:
         """Return an id for the call of an index in its message."""
@@ -115,6 +143,7 @@ class ChatFormat:
         begins_in_thought: bool = False,
         is_constrained: bool = False,
         content_is_json: bool = False,
+        content_is_whole: bool = False,
     ) -> OutputParser:
         """Make the parser of one answer.
 
@@ -125,11 +154,16 @@ class ChatFormat:
                 come; else they are kept until a call is whole, for if it is malformed, its text is
                 content.
             content_is_json: whether content can only be JSON: its strings may have tags in them.
+            content_is_whole: whether all that is neither a thought nor the header of the content is
+                content, as it is where a grammar says what that may be; without tools.
         """
         known = {tool.name: tool for tool in tools_of(tools)}
         stream = TextStream()
         message = MessageWriter(stream, self.new_id, holds_calls=not is_constrained)
-        reading = self._read(stream, message, known, begins_in_thought, content_is_json)
+        if content_is_whole and not known:
+            reading = self._read_whole(stream, message, begins_in_thought, content_is_json)
+        else:
+            reading = self._read(stream, message, known, begins_in_thought, content_is_json)
         return OutputParser(stream, message, reading)
 
     def read_call(
@@ -195,6 +229,34 @@ class ChatFormat:
             if stream.position - len(tag) < plain_until:
                 tag = ""
 
+    def _read_whole(
+        self,
+        stream: TextStream,
+        message: MessageWriter,
+        begins_in_thought: bool,
+        content_is_json: bool,
+    ) -> Reading[None]:
+        """Read what `before_body` is the grammar of, and content to the end."""
+        begin = self.thoughts.begin if self.thoughts is not None else ""
+        is_inside = begins_in_thought
+        if begin and not is_inside:
+            yield from stream.skip_space(message.content)
+            is_inside = yield from stream.starts_with(begin)
+        while is_inside:
+            yield from self._read_thought(stream, message)
+            yield from stream.skip_space(message.content)
+            # A second one, where only a header makes content of what is like a thought.
+            is_inside = bool(self.before_content) and (yield from stream.starts_with(begin))
+        if self.before_content and not (yield from stream.starts_with(self.before_content)):
+            return  # it was cut off
+        if content_is_json:
+            yield from self._read_json(stream, message)
+            return
+        tag = yield from stream.up_to(self._control_tags, message.content)
+        while (yield from stream.peek()):  # else it is the token that ended the answer
+            message.content(tag)
+            tag = yield from stream.up_to(self._control_tags, message.content)
+
     def _read_json(self, stream: TextStream, message: MessageWriter) -> Reading[None]:
         """Read content up to the end of the text."""
         with suppress(MalformedCall):  # cut off, and content all the same
@@ -243,12 +305,12 @@ class ChatFormat:
 
     @cached_property
     def _tags_with_tools(self) -> Tags:
-        own = (*self.openers, *self.closers, *(self.thoughts or ()))
+        own = (*self.openers, *self.closers, *self.marks, *(self.thoughts or ()))
         return Tags((*own, *self.template.special_tokens))
 
     @cached_property
     def _tags_without_tools(self) -> Tags:
-        return Tags((*(self.thoughts or ()), *self.template.special_tokens))
+        return Tags((*self.marks, *(self.thoughts or ()), *self.template.special_tokens))
 
     @cached_property
     def _control_tags(self) -> Tags:
@@ -287,12 +349,12 @@ class ChatFormat:
             choice = ToolChoice.of(choice, known)
         among = choice.among(known)
         is_lenient = choice.mode != "required" and not any(tool.is_strict for tool in among)
-        grammar = Grammar(self.template.special_tokens, is_lenient=is_lenient)
+        grammar = Grammar(self.template.special_tokens, is_lenient=is_lenient, tools=among)
         parts = []
-        if begins_in_thought:
-            parts.append(self._rest_of_thought(grammar))
         if choice.mode == "required" or content is not None:
-            parts.append(grammar.gap() if begins_in_thought else self._own_thought(grammar))
+            parts.append(self._thoughts_before(grammar, begins_in_thought=begins_in_thought))
+        elif begins_in_thought:
+            parts.append(self._rest_of_thought(grammar))
         if choice.mode == "required":
             parts.append(self._calls(grammar, among, parallel))
         elif content is not None:
@@ -302,6 +364,13 @@ class ChatFormat:
         else:
             parts.append(self._content(grammar, among, parallel, known))
         return StructuredOutputs(grammar=grammar.source(" ".join(filter(None, parts))))
+
+    def before_body(self, *, begins_in_thought: bool) -> str:
+        """Return the grammar of all that comes before content that is constrained, in an answer
+        without tools: thoughts, and the header of the content. It may be empty."""
+        grammar = Grammar(self.template.special_tokens)
+        thoughts = self._thoughts_before(grammar, begins_in_thought=begins_in_thought)
+        return grammar.source(f"{thoughts} {grammar.text(self.before_content)}".strip() or '""')
 
     def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
         """Return the grammar of what follows the opener, with all that closes it: a call of one of
@@ -330,8 +399,14 @@ class ChatFormat:
             return self.bare_call(grammar, tools, parallel)
         call = self.call(grammar, tools, parallel)
         call = grammar.rule(f"{grammar.text(self.openers[0])} {call}")
-        again = f" ({grammar.gap()} {call})*" if parallel and self.repeats else ""
-        return call + again
+        again = f"{grammar.gap()} {call}"
+        return f"{call} {more_calls(again, are_allowed=parallel and self.repeats)}"
+
+    def _thoughts_before(self, grammar: Grammar, *, begins_in_thought: bool) -> str:
+        """Return the grammar of the thoughts before what is constrained."""
+        if begins_in_thought:
+            return f"{self._rest_of_thought(grammar)} {grammar.gap()}"
+        return self._own_thought(grammar)
 
     def _own_thought(self, grammar: Grammar) -> str:
         """Return the grammar of a thought with which a model may begin."""
@@ -364,7 +439,8 @@ class ChatFormat:
                 options.append(self.bare_call(grammar, tools, parallel))
             if call:
                 first = f"{grammar.up_to(opener, tags, not_like)} {call}"
-                again = f"({grammar.up_to(opener, tags)} {call})*" if parallel else ""
+                again = f"{grammar.up_to(opener, tags)} {call}"
+                again = more_calls(again, are_allowed=parallel and self.repeats)
                 rest = f"{again} {grammar.free(tags)}" if self.uses_opener else ""
                 options.append(f"{first} {rest}")
             return f"{self._own_thought(grammar)} {either(options)}"
@@ -375,7 +451,9 @@ class ChatFormat:
             thought = f"({grammar.up_to(begin, others)} {self._rest_of_thought(grammar)})*"
         if call:
             call = f"{grammar.up_to(opener, others)} {call}"
-            call = f"({call} {thought})*" if parallel else f"({call})?"
+            # Behind the last call, nothing would end the text before a thought at an opener.
+            again = more_calls(f"{call} {thought}", are_allowed=parallel and self.repeats)
+            call = f"{again} ({call})?"
         return f"{thought} {call} {grammar.free(tags)}"
 
 

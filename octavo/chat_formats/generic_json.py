@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.chat_formats.chat_format import ChatFormat, Template
-from octavo.chat_formats.grammar import Grammar
+from octavo.chat_formats.grammar import MAX_CALLS, Grammar
 from octavo.chat_formats.json_calls import (
     call_schema,
     earlier_call,
@@ -99,7 +99,7 @@ class GenericJSON(ChatFormat):
                             "type": "array",
                             "items": {key: call[key] for key in call.keys() - DEFINITIONS},
                             "minItems": 1,
-                            **({} if parallel else {"maxItems": 1}),
+                            "maxItems": MAX_CALLS if parallel else 1,
                         }
                     },
                     "required": [_KEY],

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from octavo.chat_formats.json_schemas import closed, without_annotations, without_backtracking
+from octavo.chat_formats.tools import Tool
 
 # As `json.dumps` writes, and so chat templates do: models have hardly seen another.
 _DENSE: dict[str, Any] = {
@@ -18,6 +19,8 @@ _DENSE: dict[str, Any] = {
 # A newline and an indentation; a model that goes on with white space for ever comes to an end.
 _LOOSE: dict[str, Any] = {"whitespace_flexible": True, "whitespace_pattern": r"[ \n\t]{1,40}"}
 _LENIENT = {"lenient": True, "coerce_one_of": True}
+# Calls of one answer, behind which is text alone, so that a model that repeats itself ends.
+MAX_CALLS = 64
 _ANY = "/(?s:.*)/"
 _GAP = r"/[ \n]{1,2}/"
 
@@ -32,10 +35,18 @@ class Grammar:
         special_tokens: ids of control tokens by text.
         is_lenient: whether keywords of schemas that no grammar can follow are forgotten, and not
             refused.
+        tools: whose parameters it has, for errors.
     """
 
-    def __init__(self, special_tokens: Mapping[str, int], *, is_lenient: bool = False):
+    def __init__(
+        self,
+        special_tokens: Mapping[str, int],
+        *,
+        is_lenient: bool = False,
+        tools: Iterable[Tool] = (),
+    ):
         self.is_lenient = is_lenient
+        self._owners = {id(tool.parameters): f"the parameters of {tool.name!r}" for tool in tools}
         self._special_tokens = special_tokens
         self._names: dict[str, str] = {}  # of rules, and of terminals, by what they are
 
@@ -82,10 +93,13 @@ class Grammar:
             is_lenient: that of the grammar, if not said.
         """
         options = _LOOSE if is_loose else _DENSE
+        owner = self._owners.get(id(schema))
         schema = closed(without_annotations(schema))
         if self.is_lenient if is_lenient is None else is_lenient:
             options, schema = {**options, **_LENIENT}, without_backtracking(schema)
-        schema = {"x-guidance": options, **schema}
+        schema = {**schema, "x-guidance": options}
+        if owner is not None:
+            schema["$comment"] = owner
         return self.rule(f"%json {json.dumps(schema, ensure_ascii=False)}")
 
     def free(self, without: Set[str] = frozenset(), not_like: str = "") -> str:
@@ -172,6 +186,12 @@ def exactly(text: str) -> str:
 def escape_slashes(expression: str) -> str:
     """Return a regular expression as it stands between the slashes of Lark."""
     return re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", expression).replace("\n", "\\n")
+
+
+def more_calls(call: str, *, are_allowed: bool) -> str:
+    """Return an expression of the calls that may follow the first, which is empty if there may be
+    none."""
+    return f"({call}){{0,{MAX_CALLS - 1}}}" if are_allowed else ""
 
 
 def either(options: Iterable[str]) -> str:

@@ -51,12 +51,16 @@ class Harmony(ChatFormat):
 
     name = "harmony"
     openers = (_START, _CHANNEL)
+    calls_follow_content = False
     closers = (_CONSTRAIN, _MESSAGE, _END, _CALL, _RETURN)
-    before_content = _FINAL
 
     @classmethod
     def fits(cls, template: Template) -> bool:
         return template.has(_CHANNEL, _MESSAGE)
+
+    @property
+    def before_content(self) -> str:
+        return _FINAL
 
     def thought_tags(self) -> ThoughtTags:
         return ThoughtTags(_ANALYSIS, _NEXT)
@@ -213,6 +217,10 @@ class Harmony(ChatFormat):
             return f"{either(map(grammar.text, heads))} {grammar.json(tool.parameters)}"
 
         return grammar.rule(either(map(call, tools)))
+
+    def _thoughts_before(self, grammar: Grammar, *, begins_in_thought: bool) -> str:
+        more = self._own_thought(grammar)
+        return f"{self._rest_of_thought(grammar)} {more}" if begins_in_thought else more
 
     def _own_thought(self, grammar: Grammar) -> str:
         return f"({grammar.text(_ANALYSIS)} {self._rest_of_thought(grammar)})*"

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from octavo.chat_formats.chat_format import ChatFormat, Template
-from octavo.chat_formats.grammar import Grammar, either
+from octavo.chat_formats.grammar import Grammar, either, more_calls
 from octavo.chat_formats.json_calls import begin_call
 from octavo.chat_formats.json_schemas import JSON_TYPES, Argument
 from octavo.chat_formats.message_writer import MessageWriter
@@ -84,7 +84,7 @@ class InvokeCalls(ChatFormat):
             return f"{begin} {arguments} {grammar.text(f'</{self.prefix}invoke>' + chr(10))}"
 
         calls = grammar.rule(either(map(call, tools)))
-        again = f"{calls}*" if parallel else ""
+        again = more_calls(calls, are_allowed=parallel)
         return f"{grammar.text(chr(10))} {calls} {again} {grammar.text(self.closers[0])}"
 
     def _argument(self, grammar: Grammar, argument: Argument, where: str) -> str:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from octavo.chat_formats.grammar import Grammar, either, literal
+from octavo.chat_formats.grammar import Grammar, either, literal, more_calls
 from octavo.chat_formats.json_schemas import DEFINITIONS
 from octavo.chat_formats.message_writer import MessageWriter
 from octavo.chat_formats.text_stream import MalformedCall, Put, Reading, TextStream, load_json
@@ -25,21 +25,27 @@ def read_json_calls(
     tools: Mapping[str, Tool],
     *,
     is_known: bool = False,
+    name_key: str = "name",
 ) -> Reading[None]:
     """Read a call ``{"name": …, "arguments": {…}}``, or a list of such. The last call has not ended
     then, as what ends it may be missing.
 
     Args:
+        name_key: of the tool's name.
         is_known: whether the name must be that of a tool, and no keys are strange, because nothing
             else tells a call from other JSON. Else another name is a call too, with a warning.
 
     Raises:
         MalformedCall: it is not that.
     """
-    if (yield from stream.peek()) != "[":
-        yield from _read_json_call(stream, message, tools, is_known)
-        return
-    yield from read_list(stream, message, lambda: _read_json_call(stream, message, tools, is_known))
+
+    def read_call() -> Reading[None]:
+        return _read_json_call(stream, message, tools, is_known, name_key)
+
+    if (yield from stream.peek()) == "[":
+        yield from read_list(stream, message, read_call)
+    else:
+        yield from read_call()
 
 
 def read_list(
@@ -63,7 +69,11 @@ def read_list(
 
 
 def _read_json_call(
-    stream: TextStream, message: MessageWriter, tools: Mapping[str, Tool], is_known: bool
+    stream: TextStream,
+    message: MessageWriter,
+    tools: Mapping[str, Tool],
+    is_known: bool,
+    name_key: str,
 ) -> Reading[None]:
     """Read one object. Keys come in any order; others than those of a call mean nothing here."""
     yield from stream.expect("{")
@@ -74,7 +84,7 @@ def _read_json_call(
         yield from stream.skip_space()
         yield from stream.expect(":")
         yield from stream.skip_space()
-        if key == "name":
+        if key == name_key:
             if has_name:
                 raise MalformedCall("it has two names")
             name = yield from stream.json_string()
@@ -130,7 +140,7 @@ def begin_call(
     if name not in tools:
         if is_known or not name:
             raise MalformedCall(f"no tool has the name {name!r:.80}", "unknown_tool")
-        message.warnings.append(f"no tool has the name {name!r:.80}")
+        message.warn(f"no tool has the name {name!r:.80}")
     message.begin_call(name, call_id)
 
 
@@ -140,7 +150,8 @@ def json_calls(
     """Return the grammar of calls between the brackets of a list; of just one, if not
     ``parallel``."""
     call = json_call(grammar, tools, key)
-    return f'{call} (", " {call})*' if parallel else call
+    again = f'", " {call}'
+    return f"{call} {more_calls(again, are_allowed=parallel)}"
 
 
 def json_call(grammar: Grammar, tools: Sequence[Tool], key: str = "arguments") -> str:

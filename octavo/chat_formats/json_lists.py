@@ -14,7 +14,6 @@ from octavo.chat_formats.text_stream import Reading, TextStream
 from octavo.chat_formats.tools import Tool
 
 _FUNCTOOLS = "functools"
-_RESPONSE = ("<response>", "</response>")
 
 
 class JSONList(ChatFormat):
@@ -65,10 +64,6 @@ class Granite3(JSONList):
     @classmethod
     def fits(cls, template: Template) -> bool:
         return template.has("<|tool_call|>")
-
-    @property
-    def marks_of_answers(self) -> tuple[str, ...]:
-        return _RESPONSE if self.template.has(*_RESPONSE) else ()
 
 
 class Phi4Mini(JSONList):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from octavo.chat_formats.chat_format import ChatFormat, Template
-from octavo.chat_formats.grammar import Grammar
+from octavo.chat_formats.grammar import Grammar, more_calls
 from octavo.chat_formats.json_calls import (
     call_schema,
     json_call,
@@ -70,11 +70,12 @@ class LlamaJSON(ChatFormat):
 
     def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
         call = json_call(grammar, tools, _KEY)
-        return f"{call} ({_SEPARATOR} {call})*" if parallel else call
+        return f"{call} {more_calls(f'{_SEPARATOR} {call}', are_allowed=parallel)}"
 
     def bare_call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
         call = loose_json_call(grammar, tools, _KEY)
-        return f"{call} ({_SEPARATOR} {json_call(grammar, tools, _KEY)})*" if parallel else call
+        again = f"{_SEPARATOR} {json_call(grammar, tools, _KEY)}"
+        return f"{call} {more_calls(again, are_allowed=parallel)}"
 
     def calls_beside_json(
         self, grammar: Grammar, tools: Sequence[Tool], parallel: bool

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from octavo.chat_formats.messages import MessageDelta, ToolCallDelta
 from octavo.chat_formats.text_stream import MalformedCall, TextStream, load_json
 
+_MAX_WARNINGS = 16
 MAX_HELD = 1 << 20  # characters of a call's arguments that are kept until the call is whole
 
 
@@ -28,6 +29,7 @@ class MessageWriter:
         self.warnings: list[str] = []
         self.malformed: list[str] = []  # reasons why calls were none
         self.is_reasoning = False
+        self.has_open_call = False  # a call was begun for the reader, and is not whole
         self._new_id = new_id
         self._holds_calls = holds_calls
         self._delta = MessageDelta()
@@ -130,9 +132,15 @@ class MessageWriter:
         What has left already stays.
         """
         if had_tag or self._call is not None:
-            self.warnings.append(f"a tool call is malformed: {error}")
+            self.warn(f"a tool call is malformed: {error}")
             self.malformed.append(error.reason)
+        self.has_open_call = self._call is not None and not self._holds_calls
         self._call, self._arguments = None, []
+
+    def warn(self, sentence: str) -> None:
+        """Note what is not as it should be; of many such things, the first."""
+        if len(self.warnings) < _MAX_WARNINGS:
+            self.warnings.append(sentence)
 
     def _announce(self, call: ToolCallDelta) -> None:
         self._delta.tool_calls.append(call)

@@ -43,6 +43,11 @@ class OutputParser:
         return self._message.is_reasoning
 
     @property
+    def has_open_call(self) -> bool:
+        """True if the last call has left in part, and was cut off."""
+        return self._message.has_open_call
+
+    @property
     def warnings(self) -> list[str]:
         """Sentences on what was not as it should be."""
         return self._message.warnings

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from octavo.chat_formats.grammar import Grammar, either, literal
+from octavo.chat_formats.grammar import Grammar, either, literal, more_calls
 from octavo.chat_formats.json_calls import begin_call, read_list
 from octavo.chat_formats.json_schemas import arguments_of, types_of
 from octavo.chat_formats.message_writer import MessageWriter
 from octavo.chat_formats.tagged_values import json_inside
 from octavo.chat_formats.text_stream import MalformedCall, Put, Reading, TextStream, load_json
 from octavo.chat_formats.tools import Tool
+from octavo.text.unicode import clean_text
 
 _MAX_DEPTH = 32
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]+")
@@ -139,7 +140,7 @@ def _read_escape(stream: TextStream) -> Reading[str]:
     if kind == "U":
         if code > 0x10FFFF:
             raise MalformedCall("an escape of a string is wrong")
-        return json_inside(chr(code))
+        return json_inside(clean_text(chr(code)))
     return f"\\u{code:04x}"
 
 
@@ -174,7 +175,7 @@ def python_calls(
     again = grammar.rule(
         either(f"{grammar.text(f', {tool.name}(')} {rest}" for tool, rest in calls)
     )
-    return f'{first} {again}* "]"' if parallel else f'{first} "]"'
+    return f'{first} {more_calls(again, are_allowed=parallel)} "]"'
 
 
 def python_call(grammar: Grammar, tools: Sequence[Tool]) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from octavo.chat_formats.chat_format import ChatFormat, Template
-from octavo.chat_formats.grammar import Grammar
+from octavo.chat_formats.grammar import Grammar, more_calls
 from octavo.chat_formats.message_writer import MessageWriter
 from octavo.chat_formats.python_calls import (
     python_call,
@@ -64,6 +64,7 @@ class TaggedPythonic(ChatFormat):
     """LFM2's list of calls between tags."""
 
     name = "tagged-pythonic"
+    repeats = False
     openers = (_LFM_BEGIN,)
     closers = (_LFM_END,)
 
@@ -110,5 +111,5 @@ class Olmo3(ChatFormat):
 
     def call(self, grammar: Grammar, tools: Sequence[Tool], parallel: bool) -> str:
         call = f"{grammar.text(chr(10))} {python_call(grammar, tools)}"
-        again = f"({call})*" if parallel else ""
+        again = more_calls(call, are_allowed=parallel)
         return f"{call} {again} {grammar.text(chr(10) + self.closers[0])}"

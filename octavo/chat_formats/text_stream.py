@@ -13,6 +13,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable
 from typing import TypeAlias, TypeVar
 
+from octavo.text.unicode import clean_text
+
 T = TypeVar("T")
 Reading: TypeAlias = Generator[None, None, T]
 Put: TypeAlias = Callable[[str], None]
@@ -240,14 +242,15 @@ class TextStream:
     # -- JSON -------------------------------------------------------------------------------------
 
     def json_string(self) -> Reading[str]:
-        """Read a string, and return what it says.
+        """Read a string, and return what it says. Lone surrogates, which escapes may say, are no
+        characters, and become U+FFFD.
 
         Raises:
             MalformedCall: it is none, or not closed.
         """
         parts: list[str] = []
         yield from self._json_string(parts.append)
-        return str(load_json("".join(parts)))
+        return clean_text(str(load_json("".join(parts))))
 
     def json_value(self, put: Put) -> Reading[None]:
         """Read a value, and hand its text to ``put`` in pieces.

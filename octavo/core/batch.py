@@ -14,6 +14,8 @@ DAMAGED = "the model produced NaN or infinite values for this request"
 BAD_LOGITS = "the model's logits are NaN, +inf, or all -inf"
 # And where the request asks for something impossible.
 OVERFLOW = "logit_bias or penalties made a logit NaN or infinite"
+# Begins an error of a request that its constraint has ended: it is the request's fault.
+CONSTRAINT_PROBLEM = "structured_outputs: "
 NO_TOKEN_LEFT = (
     "structured_outputs, allowed_token_ids, bad_words, min_tokens and logit_bias leave no token to "
     "sample"

@@ -11,7 +11,7 @@ from octavo.core.sink_window import SinkWindow
 from octavo.core.state_types import StateChain
 from octavo.core.stats import RequestStats
 from octavo.core.token_counts import SeenTokens, TokenCounts
-from octavo.core.token_mask import Bits, TokenMask
+from octavo.core.token_mask import Bits, MaskPart, TokenMask
 
 
 class RequestStatus(Enum):
@@ -159,9 +159,13 @@ class Request:
         return self.mask is not None and not self._up_to_date(self.mask).is_over
 
     @property
-    def has_slow_mask(self) -> bool:
-        """True if ``bitmask`` may take long, see ``TokenMask``."""
-        return self.mask is not None and self.mask.is_slow
+    def mask_seconds(self) -> float:
+        """Time that ``bitmask`` is likely to take, see ``TokenMask``."""
+        return 0.0 if self.mask is None else self.mask.seconds
+
+    def mask_parts(self) -> Sequence[MaskPart]:
+        """Return the parts of the mask that can be made beforehand, see ``TokenMask``."""
+        return () if self.mask is None else self._up_to_date(self.mask).parts()
 
     def bitmask(self) -> Bits | None:
         """Return the tokens that may follow the known ones (see ``TokenMask``); None if all may."""

@@ -12,6 +12,7 @@ from typing import Any
 from octavo.base.errors import InvalidRequestError
 from octavo.base.plain_numbers import plain, plain_list
 from octavo.core.structured_outputs import StructuredOutputs
+from octavo.core.thought_texts import ThoughtTexts
 
 # None of these bounds limits quality; each limits the work of one request.
 MAX_N = 128
@@ -111,8 +112,10 @@ class SamplingParams:
             is computed, its blocks are free when it ends, and nothing goes to the disk.
         structured_outputs: what the answer must be: JSON of a schema, one of several texts, a match
             of an expression or of a grammar (``StructuredOutputs``, or a mapping with its fields).
-        thinking_token_budget: tokens of the thought with which the answer of a model that reasons
-            begins, after which it is closed. None and -1 are no limit.
+        thinking_token_budget: tokens of all thoughts of a model that reasons, after which they are
+            closed. None and -1 are no limit.
+        thought_texts: the tags of these thoughts, as the template of a chat says; None: as the
+            model's own template does.
         output_kind: what the outputs of ``AsyncLLM.generate`` and ``LLM.stream`` hold.
 
     Fields that vLLM has and octavo lacks (``watermarking`` and so on) may be given with the
@@ -153,6 +156,7 @@ class SamplingParams:
     cache_prompt: bool = True
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
     thinking_token_budget: int | None = None
+    thought_texts: ThoughtTexts | Mapping[str, Any] | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     # vLLM's fields that octavo lacks, each with the value that asks for nothing: see _UNSUPPORTED.
     watermarking: InitVar[Any] = None
@@ -198,6 +202,8 @@ class SamplingParams:
             store("speculative", SpeculativeParams.of(self.speculative))
         if self.structured_outputs is not None:
             store("structured_outputs", StructuredOutputs.of(self.structured_outputs))
+        if self.thought_texts is not None:
+            store("thought_texts", ThoughtTexts.of(self.thought_texts))
         if self.seed == -1:
             store("seed", None)
         if self.thinking_token_budget == -1:

@@ -48,6 +48,9 @@ class StructuredOutputs:
             comes before it, and whether it comes, is free.
         begins_with: text with which the answer must begin for ``begins_after`` to count, such as
             the beginning of a thought; else the constraint holds from the start.
+        preamble: a grammar in Lark's notation of all that comes before the constraint, instead of
+            free text: the thoughts and headers of a chat format, which sets it. ``begins_after`` is
+            the text that it ends with.
 
     Raises:
         InvalidRequestError: none or several are given, or one is of the wrong type, or too large.
@@ -65,6 +68,7 @@ class StructuredOutputs:
     is_bounded: bool = True
     begins_after: str | None = None
     begins_with: str | None = None
+    preamble: str | None = None
 
     def __post_init__(self) -> None:
         def store(name: str, value: Any) -> None:
@@ -88,7 +92,7 @@ class StructuredOutputs:
             _text(kind, getattr(self, kind))
         for name in ("disable_any_whitespace", "disable_additional_properties", "is_bounded"):
             _flag(name, getattr(self, name))
-        for name in ("whitespace_pattern", "begins_after", "begins_with"):
+        for name in ("whitespace_pattern", "begins_after", "begins_with", "preamble"):
             if getattr(self, name) is not None:
                 _text(name, getattr(self, name))
         if self.begins_with is not None and self.begins_after is None:

@@ -8,7 +8,8 @@ from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from octavo.core.token_mask import Bits
+from octavo.core.thought_texts import ThoughtTexts
+from octavo.core.token_mask import Bits, MaskPart
 
 
 @dataclass(frozen=True)
@@ -16,17 +17,20 @@ class ThoughtTokens:
     """The tags of a model's thoughts, and how its tokens are read.
 
     Args:
-        begin: the text with which a thought begins.
-        ends: texts with which it ends: its own tag, and the openers of tool calls that no thought
-            speaks of.
+        begin, ends, begins_inside: see `ThoughtTexts`.
         bytes_of: the bytes that a token adds to the text.
-        begins_inside: whether the answer begins within a thought.
     """
 
     begin: bytes
     ends: tuple[bytes, ...]
     bytes_of: Callable[[int], bytes]
     begins_inside: bool = False
+
+    @classmethod
+    def of(cls, texts: ThoughtTexts, bytes_of: Callable[[int], bytes]) -> ThoughtTokens:
+        """Return the tags of an answer."""
+        ends = tuple(map(str.encode, texts.ends))
+        return cls(texts.begin.encode(), ends, bytes_of, texts.begins_inside)
 
 
 class _Place(NamedTuple):
@@ -36,14 +40,12 @@ class _Place(NamedTuple):
         tail: the last bytes since the thought, or what is no thought, began: as many as a tag may
             have begun in.
         num_inside: tokens that came within thoughts, their ends included.
-        is_answering: whether there is text that is no thought, or the first thought has ended.
         num_forced: tokens of the closing text that have come, one behind the other.
     """
 
     is_inside: bool
     tail: bytes = b""
     num_inside: int = 0
-    is_answering: bool = False
     num_forced: int = 0
 
     def after(self, token_id: int, thoughts: ThoughtTokens) -> _Place:
@@ -53,14 +55,13 @@ class _Place(NamedTuple):
             found = [(at, end) for end in thoughts.ends if (at := tail.find(end)) >= 0]
             if not found:
                 longest = max(map(len, thoughts.ends))
-                return _Place(True, tail[-longest:], num_inside, self.is_answering)
+                return _Place(True, tail[-longest:], num_inside)
             at, end = min(found)
-            return _Place(False, tail[at + len(end) :], num_inside, True)
+            return _Place(False, tail[at + len(end) :], num_inside)
         begin = thoughts.begin
         if (at := tail.find(begin)) >= 0:
-            return _Place(True, tail[at + len(begin) :], self.num_inside, self.is_answering)
-        is_answering = self.is_answering or not begin.startswith(tail.lstrip())
-        return _Place(False, tail[-len(begin) :], self.num_inside, is_answering)
+            return _Place(True, tail[at + len(begin) :], self.num_inside)
+        return _Place(False, tail[-len(begin) :], self.num_inside)
 
 
 class ThoughtCount:
@@ -74,21 +75,27 @@ class ThoughtCount:
     def num_tokens(self) -> int:
         return self._place.num_inside
 
-    def add(self, token_ids: Iterable[int]) -> None:
-        """Follow further tokens."""
+    def add(self, token_ids: Iterable[int]) -> list[bool]:
+        """Follow further tokens. Returns for each whether it belongs to a thought, or completes one
+        of its tags."""
+        are_thoughts = []
         for token_id in token_ids:
-            self._place = self._place.after(token_id, self._thoughts)
+            before, self._place = self._place, self._place.after(token_id, self._thoughts)
+            are_thoughts.append(before.is_inside or self._place.is_inside)
+        return are_thoughts
 
 
 class ThoughtBudget:
-    """A `TokenMask` that ends the first thought of an answer after so many tokens: none is allowed
-    then but those of the text that closes it. What follows is free.
+    """A `TokenMask` that ends the thoughts of an answer after so many tokens of all of them: none
+    is allowed then but those of the text that closes one. What is no thought is free, and a thought
+    that begins later is closed at once.
 
     Args:
         closing: the tokens of that text; one of the thought's ends is in it.
     """
 
-    is_slow = False
+    seconds = 0.0
+    is_over = False  # another thought may begin
     problem = None
 
     def __init__(
@@ -104,13 +111,12 @@ class ThoughtBudget:
     def num_tokens(self) -> int:
         return len(self._places) - 1
 
-    @property
-    def is_over(self) -> bool:
-        return self._places[-1].is_answering
-
     def bitmask(self) -> Bits | None:
         place = self._places[-1]
         return self._bits[place.num_forced] if self._is_closing(place) else None
+
+    def parts(self) -> Sequence[MaskPart]:
+        return ()
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         forced = self.forced_tokens(len(token_ids))
@@ -126,9 +132,8 @@ class ThoughtBudget:
         return self._closing[place.num_forced : place.num_forced + most]
 
     def _is_closing(self, place: _Place) -> bool:
-        if place.is_answering or not place.is_inside or place.num_inside < self._budget:
-            return False
-        return not _splits_a_character(place.tail)
+        is_spent = place.is_inside and place.num_inside >= self._budget
+        return is_spent and not _splits_a_character(place.tail)
 
     def advance(self, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:

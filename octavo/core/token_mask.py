@@ -26,6 +26,15 @@ Bits: TypeAlias = "array[int]"  # of 32-bit words, type code "I"
 assert array("I").itemsize == 4
 
 
+class MaskPart(Protocol):
+    """A mask, or one of several that are a request's, that can be made together with others."""
+
+    def make_together(self, parts: Sequence[MaskPart]) -> None:
+        """Make the bits of several masks, of which this is one, by all cores: ``bitmask`` is a
+        look-up then, if no error came up."""
+        ...
+
+
 class TokenMask(Protocol):
     """A mask of one request. It follows the request's tokens, and knows how many it has
     followed."""
@@ -46,9 +55,12 @@ class TokenMask(Protocol):
         ...
 
     @property
-    def is_slow(self) -> bool:
-        """True if ``bitmask`` may take longer than a look-up: it is then asked for in another
-        thread, while the step runs whose logits it masks."""
+    def seconds(self) -> float:
+        """Time that ``bitmask`` is likely to take; 0 for a look-up."""
+        ...
+
+    def parts(self) -> Sequence[MaskPart]:
+        """Return those of its masks that take time, to be made beforehand with those of others."""
         ...
 
     def bitmask(self) -> Bits | None:
@@ -119,11 +131,14 @@ def create_mask(
 class _Counting:
     """A mask that depends on the number of tokens only."""
 
-    is_slow = False
+    seconds = 0.0
     problem = None
 
     def __init__(self) -> None:
         self.num_tokens = 0
+
+    def parts(self) -> Sequence[MaskPart]:
+        return ()
 
     def advance(self, token_ids: Iterable[int]) -> None:
         self.num_tokens += sum(1 for _ in token_ids)
@@ -197,7 +212,7 @@ class BadWords:
     """
 
     is_over = False
-    is_slow = False
+    seconds = 0.0
     problem = None
 
     def __init__(self, words: Iterable[Sequence[int]], vocab_size: int):
@@ -223,6 +238,9 @@ class BadWords:
         if last:
             return _without(self._always, last, self._vocab_size)
         return self._always if self._root.last else None
+
+    def parts(self) -> Sequence[MaskPart]:
+        return ()
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         under_way = self._under_way
@@ -307,8 +325,11 @@ class AllOf:
         return result
 
     @property
-    def is_slow(self) -> bool:
-        return any(mask.is_slow for mask in self._masks)
+    def seconds(self) -> float:
+        return sum(mask.seconds for mask in self._masks)
+
+    def parts(self) -> Sequence[MaskPart]:
+        return [part for mask in self._masks for part in mask.parts()]
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         return min(mask.num_allowed(token_ids) for mask in self._masks[: self._num_firm])

@@ -11,7 +11,7 @@ from octavo.core.structured_outputs import StructuredOutputs
 from octavo.grammars.gbnf import is_gbnf
 from octavo.grammars.json_schema import parse_schema, reachable
 from octavo.grammars.sources import GrammarSource
-from octavo.grammars.vocabulary import GrammarVocabulary
+from octavo.grammars.vocabulary import byte_vocabulary
 
 # Schemas within a schema of which one may be the cause of an error.
 _MAX_SUSPECTS = 200
@@ -21,7 +21,7 @@ _UNSATISFIABLE = "Unsatisfiable schema"
 _REASONS = (
     ("unsatisfiable", r"unsatisfiable|regex is empty|^NoExtension|^$"),
     ("too_complex", r"too |limit|unable to determine|ParserTooComplex|LexerTooComplex|nest"),
-    ("unsupported", r"unimplemented|unknown format|supported|not disjoint"),
+    ("unsupported", r"unimplemented|failed to generate|unknown format|supported|not disjoint"),
 )
 # "    (a", "    ^", "error: unclosed group"
 _IN_REGEX = re.compile(
@@ -84,13 +84,8 @@ def _is_writable(source: GrammarSource) -> bool:
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(verbose_errors=False)
-    start = LLMatcher(_byte_vocabulary().tokens, source.text, log_level=0, limits=limits)
+    start = LLMatcher(byte_vocabulary().tokens, source.text, log_level=0, limits=limits)
     return not start.is_error() and any(start.compute_bitmask()) and not start.is_error()
-
-
-def _byte_vocabulary() -> GrammarVocabulary:
-    texts = [*(bytes([i]) for i in range(256)), b"<end>"]
-    return GrammarVocabulary(texts, {"<end>": 256}, (256,))
 
 
 def _innermost(error: str, text: str) -> tuple[str, str]:
@@ -100,10 +95,10 @@ def _innermost(error: str, text: str) -> tuple[str, str]:
     """
     from llguidance import LLMatcher
 
-    schema = parse_schema(text)
-    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    parsed = parse_schema(text)
+    shared = {key: parsed.schema[key] for key in ("$defs",) if key in parsed.schema}
     place, first = "#", error.partition("\n")[0]
-    for pointer, part in islice(reachable(schema), _MAX_SUSPECTS):
+    for pointer, part in islice(reachable(parsed), _MAX_SUSPECTS):
         source = LLMatcher.grammar_from_json_schema(json.dumps({**shared, **part}))
         found: str = LLMatcher.validate_grammar(source)
         is_cause = found.startswith(_UNSATISFIABLE) and first.startswith(_UNSATISFIABLE)

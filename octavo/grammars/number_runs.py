@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 from octavo.core.token_mask import Bits
@@ -31,15 +30,22 @@ class DigitBits:
     def __init__(self, text_of: Callable[[int], bytes], vocab_size: int):
         self.text_of = text_of
         self._vocab_size = vocab_size
+        self._others: Bits | None = None
 
-    @cached_property
+    @property
     def others(self) -> Bits:
-        bits = array("I", b"\xff" * (4 * -(-self._vocab_size // 32)))
-        for token_id in range(self._vocab_size):
-            text = self.text_of(token_id)
-            if text and text[0] in _DIGITS:
-                bits[token_id >> 5] &= ~(1 << (token_id & 31))
-        return bits
+        return self._others or self.make()
+
+    def make(self) -> Bits:
+        """Return the bits, which takes some 30 ms the first time."""
+        if self._others is None:
+            bits = array("I", b"\xff" * (4 * -(-self._vocab_size // 32)))
+            for token_id in range(self._vocab_size):
+                text = self.text_of(token_id)
+                if text and text[0] in _DIGITS:
+                    bits[token_id >> 5] &= ~(1 << (token_id & 31))
+            self._others = bits
+        return self._others
 
 
 class _Place(NamedTuple):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from octavo.base.errors import ConstraintError
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.grammars.beginnings import after
 from octavo.grammars.endless import may_be_endless
 from octavo.grammars.gbnf import is_gbnf, to_lark
-from octavo.grammars.json_schema import parse_schema, whitespace_pattern
+from octavo.grammars.json_schema import json_options, parse_schema
 from octavo.grammars.lark import LarkGrammar
+from octavo.grammars.lark_schemas import with_rewritten_schemas
 from octavo.grammars.structural_tags import StructuralTags
 
 _NEWLINES = r"/[ \n\r\t]{0,8}/"
@@ -62,9 +62,12 @@ def source_of(
             raise ConstraintError(str(error), f"structured_outputs.{kind}", error.reason) from None
         openings = [asked.begins_after or ""] if kind == "json" else []
         answer = grammar.embed(source)
-        if kind == "json" and asked.begins_after is not None:  # models write newlines there
+        is_behind_free_text = asked.begins_after is not None and asked.preamble is None
+        if kind == "json" and is_behind_free_text:  # models write newlines there
             answer = f"{grammar.terminal(_NEWLINES)} {answer}"
-    if asked.begins_after is not None:
+    if asked.preamble is not None:
+        answer = f"{grammar.embed(asked.preamble)} {grammar.rule(answer)}"
+    elif asked.begins_after is not None:
         whole = grammar.rule(answer)
         answer = after(grammar, asked.begins_after, whole, stop_token_ids)
         if asked.begins_with is not None:
@@ -92,12 +95,11 @@ def _embedded(
 def _json_source(asked: StructuredOutputs, text: str) -> str:
     from llguidance import LLMatcher
 
-    schema = parse_schema(text, closes_objects=asked.disable_additional_properties)
-    options: Mapping[str, Any]
+    schema = parse_schema(text, closes_objects=asked.disable_additional_properties).schema
+    options = json_options(is_bounded=asked.is_bounded, whitespace=asked.whitespace_pattern)
     if asked.disable_any_whitespace:
-        options = {"whitespace_flexible": False}
-    else:
-        options = whitespace_pattern(is_bounded=asked.is_bounded, asked=asked.whitespace_pattern)
+        options["whitespace_flexible"] = False
+        options.pop("whitespace_pattern", None)
     try:
         source: str = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)  # type: ignore[arg-type]
     except ValueError as error:
@@ -118,7 +120,7 @@ def _choice_source(asked: StructuredOutputs, choices: str) -> str:
 
 
 def _grammar_source(asked: StructuredOutputs, grammar: str) -> str:
-    return to_lark(grammar) if is_gbnf(grammar) else grammar
+    return to_lark(grammar) if is_gbnf(grammar) else with_rewritten_schemas(grammar)
 
 
 _SOURCES: dict[str, Callable[[StructuredOutputs, str], str]] = {

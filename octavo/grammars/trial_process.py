@@ -2,14 +2,16 @@
 
     python -m octavo.grammars.trial_process
 
-It reads the vocabulary first, which its children share, and then one question after the other,
-until its input ends. It does nothing with a question but pass it to a child, so that none can harm
-it.
+It reads the vocabulary first, which its children share, and then questions, until its input ends.
+It does nothing with a question but pass it to a child when its turn comes (`TrialTurns`), so that
+none can harm it. Where there is no ``fork``, as on Windows, it tries one after the other itself,
+and ends with the first that takes too long, or too deep a stack; memory has no bound there.
 
-Each message is JSON after its length in four bytes. The first has ``{tokens, special_ids,
-stop_token_ids}``, with tokens as text in Latin-1; then there are ``{number, asked}``, answered in
-any order by ``{number, source}`` with the fields of a `GrammarSource`, by ``{number, error, field,
-reason}``, or by ``{number, late}`` where the machine was too busy to tell.
+Each message comes after its length in four bytes, and is JSON, but for the second and the third:
+``{special_ids, stop_token_ids, forks}``, the lengths of all tokens as 32-bit integers, and their
+bytes. Then come ``{number, asked, tenant}``, answered in any order by ``{number, grammar}`` with
+the fields of a `TriedGrammar`, by ``{number, error, field, reason}``, or by ``{number, busy}``
+where there was no time to tell.
 """
 
 from __future__ import annotations
@@ -24,37 +26,35 @@ import struct
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from array import array
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
-from octavo.base.errors import ConstraintError
-from octavo.core.structured_outputs import StructuredOutputs
-from octavo.grammars.compiler import compile_source
-from octavo.grammars.sources import source_of
+from octavo.grammars.trial_child import MAX_BYTES, STACK_BYTES, answer, bound
+from octavo.grammars.trial_turns import (
+    LONG_CPU_SECONDS,
+    SECONDS,
+    Trial,
+    TrialTurns,
+    has_had_enough,
+)
 from octavo.grammars.vocabulary import GrammarVocabulary
 
 LENGTH = struct.Struct(">I")
 
-# Of a child: of a processor, by the clock (unless others have the processors), and of memory that
-# it may write to beside what it shares. Its stack is smaller than that of the thread which compiles
-# afterwards.
-CPU_SECONDS = 0.7
-SECONDS = 1.8
-MAX_BYTES = 256 << 20
-_STACK_BYTES = 4 << 20
-# One that has had less of a processor when its time is over may have it again, so many times.
-_LEAST_CPU_SECONDS = 0.15
-_MOST_EXTENSIONS = 2
-_NICENESS = 2  # the engine goes first, but it must not starve
+# The engine goes first, but short trials must not starve, since good constraints need no other.
+_NICENESS = 5
+_NICENESS_OF_LONG = 10
+_LOOK_SECONDS = 0.05  # between two looks at who is late
 
 
 @dataclass(slots=True)
 class _Child:
-    number: int
+    """A trial that runs."""
+
+    trial: Trial
     pid: int
-    deadline: float
-    num_extensions: int = 0
     answer: bytes = b""
 
 
@@ -62,87 +62,143 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "nice"):
         os.nice(_NICENESS)
-    questions, answers = sys.stdin.fileno(), sys.stdout.buffer
-    (size,) = LENGTH.unpack(_read(questions, LENGTH.size))
-    vocabulary = _vocabulary(json.loads(_read(questions, size)))
+    questions = sys.stdin.fileno()
+    first, lengths, texts = json.loads(_read(questions)), _read(questions), _read(questions)
+    ends = [0, *accumulate(array("I", lengths))]
+    vocabulary = GrammarVocabulary(
+        [texts[i:k] for i, k in pairwise(ends)], first["special_ids"], first["stop_token_ids"]
+    )
+    vocabulary.make_trie()
+    if not first["forks"]:
+        _answer_in_turn(questions, vocabulary)
     gc.collect()
     gc.freeze()  # children share the pages of what is not touched
-    _serve(questions, answers, vocabulary)
+    _Service(questions, vocabulary).run()
     return 0
 
 
-def _vocabulary(message: dict[str, Any]) -> GrammarVocabulary:
-    return GrammarVocabulary(
-        [text.encode("latin-1") for text in message["tokens"]],
-        message["special_ids"],
-        message["stop_token_ids"],
-    )
-
-
-def _read(fd: int, size: int) -> bytes:
-    """Return just so many bytes; ends the process if there are no more."""
+def _read(fd: int) -> bytes:
+    """Return the next message; ends the process if there is none."""
     data = bytearray()
+    size = LENGTH.size
     while len(data) < size:
         if not (more := os.read(fd, min(size - len(data), 1 << 20))):
             raise SystemExit
         data += more
-    return bytes(data)
+        if len(data) == LENGTH.size:
+            size += LENGTH.unpack(data)[0]
+    return bytes(data[LENGTH.size :])
 
 
-def _write(stream: Any, message: dict[str, Any]) -> None:
+def _write(message: dict[str, Any]) -> None:
     body = json.dumps(message).encode()
-    stream.write(LENGTH.pack(len(body)) + body)
-    stream.flush()
+    sys.stdout.buffer.write(LENGTH.pack(len(body)) + body)
+    sys.stdout.buffer.flush()
 
 
-def _serve(questions: int, answers: Any, vocabulary: GrammarVocabulary) -> None:
-    """Answer questions until there are no more."""
-    received = bytearray()
-    with selectors.DefaultSelector() as selector:
-        selector.register(questions, selectors.EVENT_READ)
+# -- without fork --------------------------------------------------------------------------------
+
+
+def _answer_in_turn(questions: int, vocabulary: GrammarVocabulary) -> None:
+    """Answer questions here, until there are no more or one of them ends the process."""
+    threading.stack_size(STACK_BYTES)
+    while True:
+        question = json.loads(_read(questions))
+        end = threading.Timer(SECONDS, os._exit, [1])
+        end.daemon = True
+        end.start()
+        thread = threading.Thread(target=_write_answer, args=(question, vocabulary))
+        thread.start()
+        thread.join()
+        end.cancel()
+
+
+def _write_answer(question: dict[str, Any], vocabulary: GrammarVocabulary) -> None:
+    _write({"number": question["number"], **answer(question["asked"], vocabulary)})
+
+
+# -- with children -------------------------------------------------------------------------------
+
+
+class _Service:
+    """Answers questions through children."""
+
+    def __init__(self, questions: int, vocabulary: GrammarVocabulary):
+        self._questions, self._vocabulary = questions, vocabulary
+        self._received = bytearray()
+        self._turns = TrialTurns()
+        self._children: dict[int, _Child] = {}  # by where their answers can be read
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> None:
+        """Answer questions until there are no more."""
+        self._selector.register(self._questions, selectors.EVENT_READ)
         while True:
-            children = [key for key in selector.get_map().values() if key.data is not None]
-            deadline = min((key.data.deadline for key in children), default=None)
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            for key, _ in selector.select(left):
+            for key, _ in self._selector.select(_LOOK_SECONDS if self._children else None):
                 data = os.read(key.fd, 1 << 16)
-                if key.data is None:
+                if key.fd == self._questions:
                     if not data:
                         return
-                    received += data
-                    for question in _cut(received):
-                        fd, child = _start(question, vocabulary)
-                        selector.register(fd, selectors.EVENT_READ, child)
+                    self._take(data)
                 elif data:
-                    key.data.answer += data
+                    self._children[key.fd].answer += data
                 else:
-                    _finish(selector, key, answers, is_late=False)
-            for key in children:
-                is_here = key.fd in selector.get_map() and selector.get_key(key.fd) is key
-                if is_here and time.monotonic() >= key.data.deadline and not _waits(key.data):
-                    os.kill(key.data.pid, signal.SIGKILL)
-                    _finish(selector, key, answers, is_late=True)
+                    self._finish(key.fd, is_late=False)
+            self._end_late_ones()
+            while (trial := self._turns.next()) is not None:
+                self._start(trial)
 
+    def _take(self, data: bytes) -> None:
+        """Queue the questions that are whole by now."""
+        received = self._received
+        received += data
+        while len(received) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(received)[0]
+            if len(received) < end:
+                break
+            message = json.loads(received[LENGTH.size : end])
+            self._turns.add(Trial(**message, came_at=time.monotonic()))
+            del received[:end]
 
-def _cut(received: bytearray) -> list[dict[str, Any]]:
-    """Return the whole messages that have come, and remove them."""
-    messages = []
-    while len(received) >= LENGTH.size:
-        end = LENGTH.size + LENGTH.unpack_from(received)[0]
-        if len(received) < end:
-            break
-        messages.append(json.loads(bytes(received[LENGTH.size : end])))
-        del received[:end]
-    return messages
+    def _start(self, trial: Trial) -> None:
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                os.close(reading)
+                _work(trial, self._vocabulary, writing)
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(writing)
+        self._children[reading] = _Child(trial, pid)
+        self._selector.register(reading, selectors.EVENT_READ)
 
+    def _end_late_ones(self) -> None:
+        now = time.monotonic()
+        for trial in self._turns.overdue(now):
+            _write({"number": trial.number, "busy": True})
+        for fd, child in list(self._children.items()):
+            if self._turns.is_over(child.trial, _cpu_seconds(child.pid), now):
+                os.kill(child.pid, signal.SIGKILL)
+                self._finish(fd, is_late=True)
 
-def _waits(child: _Child) -> bool:
-    """Return whether a child that is late may have more time, as it had little of a processor."""
-    if child.num_extensions >= _MOST_EXTENSIONS or _cpu_seconds(child.pid) >= _LEAST_CPU_SECONDS:
-        return False
-    child.num_extensions += 1
-    child.deadline += SECONDS
-    return True
+    def _finish(self, fd: int, *, is_late: bool) -> None:
+        child = self._children.pop(fd)
+        number = child.trial.number
+        self._selector.unregister(fd)
+        os.close(fd)
+        _, status, used = os.wait4(child.pid, 0)
+        self._turns.end(child.trial)
+        is_out_of_time = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
+        if not is_late and status == 0 and child.answer:
+            _write({"number": number, **json.loads(child.answer)})
+        elif is_late and not has_had_enough(used.ru_utime + used.ru_stime):
+            _write({"number": number, "busy": True})
+        elif not (is_out_of_time and self._turns.is_to_go_on(child.trial)):
+            why = _cause(is_late=is_late, is_out_of_time=is_out_of_time)
+            _write({"number": number, "error": why, "reason": "too_complex", "field": None})
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -152,71 +208,30 @@ def _cpu_seconds(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | 2)  # its clock, as clock_getcpuclockid(3) names it
 
 
-def _finish(selector: Any, key: Any, answers: Any, *, is_late: bool) -> None:
-    child: _Child = key.data
-    selector.unregister(key.fd)
-    os.close(key.fd)
-    _, status, used = os.wait4(child.pid, 0)
-    if not is_late and status == 0 and child.answer:
-        answer = json.loads(child.answer)
-    elif is_late and used.ru_utime + used.ru_stime < _LEAST_CPU_SECONDS:
-        answer = {"late": True}
-    else:
-        answer = {"error": _cause(status, is_late=is_late), "reason": "too_complex", "field": None}
-    _write(answers, {"number": child.number, **answer})
-
-
-def _cause(status: int, *, is_late: bool) -> str:
+def _cause(*, is_late: bool, is_out_of_time: bool) -> str:
     if is_late:
-        return f"is too complex: compiling it takes more than {SECONDS:g} s"
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
-        return f"is too complex: compiling it takes more than {CPU_SECONDS:g} s of a processor"
-    return (
-        f"is too complex: compiling it takes more than {MAX_BYTES >> 20} MiB, or too deep a stack"
-    )
+        what = f"{SECONDS:g} s"
+    elif is_out_of_time:
+        what = f"{LONG_CPU_SECONDS:g} s of a processor"
+    else:
+        what = f"{MAX_BYTES >> 20} MiB, or too deep a stack"
+    return f"is too complex: compiling it takes more than {what}"
 
 
-def _start(question: dict[str, Any], vocabulary: GrammarVocabulary) -> tuple[int, _Child]:
-    """Start the child that answers a question; returns where its answer can be read."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if not pid:
-        status = 1
-        try:
-            os.close(reading)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # how it ends is no news
-            _bound()
-            threading.stack_size(_STACK_BYTES)
-            thread = threading.Thread(target=_answer, args=(question, vocabulary, writing))
-            thread.start()
-            thread.join()
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(writing)
-    return reading, _Child(question["number"], pid, time.monotonic() + SECONDS)
+def _work(trial: Trial, vocabulary: GrammarVocabulary, writing: int) -> None:
+    """Answer a question in this process, within its bounds."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # how it ends is no news
+    bound(trial.cpu_seconds)
+    if trial.is_long:
+        os.nice(_NICENESS_OF_LONG - _NICENESS)
+    threading.stack_size(STACK_BYTES)
+    thread = threading.Thread(target=_send_answer, args=(trial, vocabulary, writing))
+    thread.start()
+    thread.join()
 
 
-def _bound() -> None:
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":
-        statm = Path("/proc/self/statm").read_text()
-        most = int(statm.split()[5]) * resource.getpagesize() + MAX_BYTES
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # SIGPROF ends the process
-
-
-def _answer(question: dict[str, Any], vocabulary: GrammarVocabulary, writing: int) -> None:
-    try:
-        asked = StructuredOutputs.of(question["asked"])
-        source = source_of(asked, vocabulary.special_ids, vocabulary.stop_token_ids)
-        compile_source(source, asked, vocabulary)
-        answer: dict[str, Any] = {"source": asdict(source)}
-    except ConstraintError as error:
-        answer = {"error": str(error), "field": error.field, "reason": error.reason}
-    data = json.dumps(answer).encode()
+def _send_answer(trial: Trial, vocabulary: GrammarVocabulary, writing: int) -> None:
+    data = json.dumps(answer(trial.asked, vocabulary)).encode()
     while data:
         data = data[os.write(writing, data) :]
 

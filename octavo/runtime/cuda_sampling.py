@@ -23,7 +23,7 @@ from octavo.kernels.cuda import sampling
 from octavo.kernels.cuda.sampling import RECORD, RECORD_WORDS, Asked
 from octavo.runtime.cuda_inputs import aligned
 from octavo.runtime.logits import WEIGHT_ONE
-from octavo.runtime.sampling_row import DraftedRow, SamplingRow, is_greedy
+from octavo.runtime.sampling_row import DraftedRow, SamplingRow, is_greedy, make_together
 
 # Requests are rows as they are: a ``SamplingRow`` of one would copy its output.
 Row = SamplingRow | DraftedRow | Request
@@ -105,6 +105,7 @@ class SamplingArrays:
         """Write the masks of rows; return whether there are any."""
         self.masks = None
         masks: list[array[int]] = []
+        make_together(rows)
         for index, row in enumerate(rows):
             if isinstance(row, Request) and row.mask is None:
                 continue

@@ -7,6 +7,10 @@
 The native call holds no lock of the interpreter, and neither do the libraries that follow grammars;
 so the two overlap. A worker that comes to a masked row waits until the counter has reached the
 row's turn (csrc/counter.h), which it mostly has.
+
+Where the native call has all cores, another thread could only take one from it, for which the
+others would wait. There the masks are made before the call, by all of them at once; and so is a
+mask that takes less time than waking a thread.
 """
 
 from __future__ import annotations
@@ -25,21 +29,24 @@ from typing import NamedTuple, TypeAlias
 from octavo.base.errors import EngineError
 from octavo.core.token_mask import Bits
 from octavo.kernels.cpu.library import Library
+from octavo.runtime.sampling_row import MaskedRow, make_together
 
 _log = logging.getLogger("octavo")
 
+_WAKING_SECONDS = 100e-6  # until another thread runs, and its core's cache has what it had
+
 
 class LateMask(NamedTuple):
-    """A mask that is made while the step runs.
+    """A mask that is made while the step runs, or before it.
 
     Args:
         row: of the step's samples.
-        bitmask: makes it.
+        of: makes it.
         give: called with the bits, before the counter says that they are there.
     """
 
     row: int
-    bitmask: Callable[[], Bits | None]
+    of: MaskedRow
     give: Callable[[Bits | None], None]
 
 
@@ -58,9 +65,13 @@ class MaskThread:
 
     The thread starts with the first mask. One that cannot be made allows no token, which ends its
     request alone; ``problems`` has the reason by the row.
+
+    Args:
+        has_core: there are more cores than the step's native call uses.
     """
 
-    def __init__(self, library: Library, vocab_size: int):
+    def __init__(self, library: Library, vocab_size: int, *, has_core: bool):
+        self._has_core = has_core
         self._nothing = array("I", bytes(4 * -(-vocab_size // 32)))
         lib = library.lib
         counter = lib.oct_counter_new()
@@ -84,6 +95,11 @@ class MaskThread:
             yield
             return
         self._wait()  # after an interruption there may be an earlier step's
+        if not self._has_core or sum(mask.of.mask_seconds for mask in masks) < _WAKING_SECONDS:
+            self._reset(self.counter)
+            _make_masks(masks, self.problems, self._count, self._nothing)
+            yield
+            return
         if self._thread is None or not self._thread.is_alive():  # a forked process has none
             self._start()
         self._reset(self.counter)
@@ -97,7 +113,7 @@ class MaskThread:
     def _start(self) -> None:
         self._works, self._ended, self._num_ended = SimpleQueue(), SimpleQueue(), self._number
         self._thread = threading.Thread(
-            target=_make_masks,
+            target=_work_off,
             args=(self._works, self._ended, self._count, self._nothing),
             name="octavo-masks",
             daemon=True,
@@ -112,21 +128,29 @@ class MaskThread:
                 self._num_ended = self._ended.get(timeout=1.0)
 
 
-def _make_masks(works: _Works, ended: _Numbers, count: Callable[[], None], nothing: Bits) -> None:
+def _work_off(works: _Works, ended: _Numbers, count: Callable[[], None], nothing: Bits) -> None:
     while (work := works.get()) is not None:
-        for mask in work.masks:
-            try:
-                _make_mask(mask, work.problems, nothing)
-            finally:  # the step waits for it
-                count()
+        _make_masks(work.masks, work.problems, count, nothing)
         number = work.number
-        del work, mask  # requests end
+        del work  # requests end
         ended.put(number)
+
+
+def _make_masks(
+    masks: Sequence[LateMask], problems: dict[int, str], count: Callable[[], None], nothing: Bits
+) -> None:
+    if len(masks) > 1:
+        make_together(mask.of for mask in masks)
+    for mask in masks:
+        try:
+            _make_mask(mask, problems, nothing)
+        finally:  # the step waits for it
+            count()
 
 
 def _make_mask(mask: LateMask, problems: dict[int, str], nothing: Bits) -> None:
     try:
-        mask.give(mask.bitmask())
+        mask.give(mask.of.bitmask())
     except BaseException as error:
         problems[mask.row] = f"the mask of its tokens failed: {type(error).__name__}: {error}"
         _log.exception("the mask of a request failed")

@@ -38,6 +38,7 @@ from octavo.runtime.native_kv_cache import NativeCache
 from octavo.runtime.native_sampling import LogprobArray, SampleArray, status_error
 from octavo.runtime.probe import NativeProbe
 from octavo.runtime.prompt_logits import LOGITS_ROWS
+from octavo.system import machine
 
 
 class NativeForward:
@@ -87,7 +88,8 @@ class NativeForward:
         self._row_finite = bytearray(max(max_tokens, rows))
         self._samples = SampleArray(rows)
         self._late_masks: list[LateMask] = []  # of the step that is written
-        self._mask_thread = MaskThread(program.library, program.vocab_size)
+        has_core = machine.cpu().usable_cores > program.pool.size
+        self._mask_thread = MaskThread(program.library, program.vocab_size, has_core=has_core)
         self._logprobs = LogprobArray(rows, program.vocab_size)
         self._logits = np.empty((0, program.vocab_size), dtype=np.float32)
         self._probabilities = np.empty((0, program.vocab_size), dtype=np.float32)
@@ -291,7 +293,7 @@ class NativeForward:
         self._run(num_positions)
 
     def _run(self, num_positions: int) -> None:
-        """Run this rank's part of the step that is written, while slow masks are made."""
+        """Run this rank's part of the step that is written, while its masks are made."""
         masks, self._late_masks = self._late_masks, []
         if not masks:  # as nearly always
             self._mask_thread.problems = {}

@@ -72,8 +72,8 @@ class SampleArray:
         """Write ``rows`` to the first entries.
 
         Args:
-            late: slow masks are added to it, for a `MaskThread` to make while the step runs. None
-                makes them here.
+            late: masks that are no look-ups are added to it, for a `MaskThread` to make. None makes
+                them here.
         """
         structs, pack, size = self.array, _SAMPLE.pack_into, _SAMPLE.size
         prompts, biases, outputs = self._prompts, self._biases, self._outputs
@@ -92,9 +92,9 @@ class SampleArray:
             bias_ids = amounts = num_biases = mask = mask_turn = 0
             if params.logit_bias:
                 bias_ids, amounts, num_biases = self._bias(params.logit_bias, biases)
-            if late is not None and row.has_slow_mask:
+            if late is not None and row.mask_seconds:
                 give = partial(self._give_mask, offset + _MASK_OFFSET)
-                late.append(LateMask(offset // size, row.bitmask, give))
+                late.append(LateMask(offset // size, row, give))
                 mask_turn = len(late)
             elif (bits := row.bitmask()) is not None:
                 mask, _ = self._alive(bits)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from os.path import commonprefix
-from typing import Any
+from typing import Any, Protocol
 
 from octavo.core.batch import Draft
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.token_counts import SeenTokens, TokenCounts
-from octavo.core.token_mask import Bits, TokenMask
+from octavo.core.token_mask import Bits, MaskPart, TokenMask
 
 # A lower temperature is treated as 0.
 GREEDY_TEMPERATURE = 1e-5
@@ -20,6 +21,27 @@ GREEDY_TEMPERATURE = 1e-5
 def is_greedy(params: SamplingParams) -> bool:
     """Return whether the most likely token is taken, without drawing."""
     return params.temperature < GREEDY_TEMPERATURE
+
+
+class MaskedRow(Protocol):
+    """A row with its mask: a request, or a request after a draft."""
+
+    @property
+    def mask_seconds(self) -> float: ...
+
+    def mask_parts(self) -> Sequence[MaskPart]: ...
+
+    def bitmask(self) -> Bits | None: ...
+
+
+def make_together(rows: Iterable[MaskedRow]) -> None:
+    """Make what takes time of the masks of several rows, by all cores at once.
+
+    An error is none here: it comes up again in the ``bitmask`` of the row that has it.
+    """
+    with suppress(Exception):
+        if parts := [part for row in rows for part in row.mask_parts()]:
+            parts[0].make_together(parts)
 
 
 @dataclass(slots=True)
@@ -54,8 +76,11 @@ class SamplingRow:
         return SeenTokens(counts, {})
 
     @property
-    def has_slow_mask(self) -> bool:
-        return False
+    def mask_seconds(self) -> float:
+        return 0.0
+
+    def mask_parts(self) -> Sequence[MaskPart]:
+        return ()
 
     def bitmask(self) -> Bits | None:
         return self.bits
@@ -73,12 +98,12 @@ class DraftedMasks:
     All are made when the first is asked for, so that each token is followed once.
     """
 
-    __slots__ = ("_found", "_mask", "_paths", "is_slow")
+    __slots__ = ("_found", "_mask", "_paths", "seconds")
 
     def __init__(self, mask: TokenMask, paths: Sequence[tuple[int, ...]]):
         self._mask, self._paths = mask, paths
         self._found: list[Bits | None] | None = None
-        self.is_slow = mask.is_slow
+        self.seconds = mask.seconds
 
     def bitmask(self, index: int) -> Bits | None:
         """Return the tokens that are allowed after a path; None if all are."""
@@ -140,8 +165,11 @@ class DraftedRow:
         return SeenTokens(counts, counts.after(self.drafted))
 
     @property
-    def has_slow_mask(self) -> bool:
-        return self.masks is not None and self.masks.is_slow
+    def mask_seconds(self) -> float:
+        return 0.0 if self.masks is None else self.masks.seconds
+
+    def mask_parts(self) -> Sequence[MaskPart]:
+        return ()
 
     def bitmask(self) -> Bits | None:
         return None if self.masks is None else self.masks.bitmask(self.index)

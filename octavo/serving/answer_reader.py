@@ -62,7 +62,7 @@ def _is_free(tool: Any) -> bool:
 class PlainParser:
     """Reads answers in which there is nothing but content, as `OutputParser` reads others."""
 
-    is_reasoning = False
+    is_reasoning = has_open_call = False
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
@@ -99,6 +99,8 @@ class AnswerReader:
         begins_in_thought: the prompt ends within a thought.
         thoughts: the tags of the model's thoughts, for counting tokens; None if it has none.
         content_is_json: a constraint lets content be JSON alone, which may have tags in it.
+        content_is_whole: a constraint says what comes behind the thoughts.
+        continues_content: the prompt ends within the content of the message.
     """
 
     format: ChatFormat
@@ -106,11 +108,14 @@ class AnswerReader:
     begins_in_thought: bool = False
     thoughts: ThoughtTokens | None = None
     content_is_json: bool = False
+    content_is_whole: bool = False
+    continues_content: bool = False
 
     @property
     def finds_parts(self) -> bool:
         """True if answers may have thoughts or calls beside their content."""
-        return bool(self.asked.tools) or self.thoughts is not None
+        has_header = bool(self.format.before_content)
+        return bool(self.asked.tools) or self.thoughts is not None or has_header
 
     @property
     def _keeps_calls_valid(self) -> bool:
@@ -124,9 +129,13 @@ class AnswerReader:
         Where they may have parts, special tokens become text: some are the tags of parts.
 
         Raises:
-            InvalidRequestError: a constraint of the content excludes the calls.
+            InvalidRequestError: a constraint of the content excludes the calls, or thoughts have a
+                budget, and the model has none.
         """
         changes: dict[str, Any] = {}
+        if params.thinking_token_budget is not None:
+            texts = self.format.thought_texts(begins_inside=self.begins_in_thought)
+            changes["thought_texts"] = texts
         if self.finds_parts:
             changes["skip_special_tokens"] = False
         constraint = self._constraint(params.structured_outputs)
@@ -134,7 +143,8 @@ class AnswerReader:
             changes["structured_outputs"] = constraint
         asked = params.structured_outputs
         is_json = asked is not None and StructuredOutputs.of(asked).constraint.kind == "json"
-        reader = replace(self, content_is_json=is_json)
+        is_whole = self.finds_parts and constraint is not None and constraint.preamble is not None
+        reader = replace(self, content_is_json=is_json, content_is_whole=is_whole)
         return reader, params.with_changes(**changes) if changes else params
 
     def parser(self) -> AnswerParser:
@@ -146,6 +156,7 @@ class AnswerReader:
             begins_in_thought=self.begins_in_thought,
             is_constrained=self._keeps_calls_valid,
             content_is_json=self.content_is_json,
+            content_is_whole=self.content_is_whole,
         )
 
     def thought_count(self) -> ThoughtCount | None:
@@ -156,6 +167,11 @@ class AnswerReader:
         content = None if asked is None else StructuredOutputs.of(asked)
         if not self._keeps_calls_valid and (content is None or not self.asked.tools):
             return None if content is None else self._after_thought(content)
+        if self.continues_content and not self.format.calls_follow_content:
+            raise InvalidRequestError(
+                "this model calls tools in messages of their own: give no tools",
+                "continue_final_message",
+            )
         schema = None
         if content is not None and self.asked.choice.mode != "required":
             kind, text = content.constraint
@@ -174,11 +190,11 @@ class AnswerReader:
         )
 
     def _after_thought(self, content: StructuredOutputs) -> StructuredOutputs:
-        """Return the constraint of what comes after the thought, if there is one."""
-        tags = self.format.thoughts
-        if tags is None or content.begins_after is not None:
+        """Return the constraint of what comes after the thoughts, and after the header of the
+        content."""
+        tags, header = self.format.thoughts, self.format.before_content
+        is_free = tags is None and not header
+        if is_free or self.continues_content or content.begins_after is not None:
             return content
-        begin = None if self.begins_in_thought else tags.begin
-        return replace(
-            content, begins_after=tags.end + self.format.before_content, begins_with=begin
-        )
+        preamble = self.format.before_body(begins_in_thought=self.begins_in_thought)
+        return replace(content, begins_after=header or (tags and tags.end), preamble=preamble)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,8 @@ from octavo.base.errors import InvalidRequestError
 from octavo.core.sampling_params import RequestOutputKind, SamplingParams
 from octavo.serving.answer_reader import AskedTools
 from octavo.serving.chat_templates import ChatTemplates, RenderedChat
+
+_log = logging.getLogger("octavo")
 
 Conversation = Sequence[Mapping[str, Any]]
 
@@ -59,7 +62,10 @@ class ChatSettings:
         """Return the prompt of a conversation, with the reader of its answers."""
         variables = self._variables()
         asked = AskedTools.of(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
-        return templates.of(self.chat_template, tools=asked.tools).render(
+        known = templates.of(self.chat_template, tools=asked.tools)
+        if unread := known.unread(variables):
+            _log.warning("the chat template does not read %s", ", ".join(unread))
+        return known.render(
             messages,
             asked,
             add_generation_prompt=self.add_generation_prompt,

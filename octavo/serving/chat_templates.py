@@ -7,13 +7,14 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.base.errors import ChatTemplateError, InvalidRequestError
 from octavo.chat_formats.chat_format import ChatFormat
 from octavo.chat_formats.registry import format_of
+from octavo.core.thought_texts import ThoughtTexts
 from octavo.core.thoughts import ThoughtBudget, ThoughtTokens
 from octavo.serving.answer_reader import AnswerReader, AskedTools
 
@@ -26,6 +27,7 @@ _MAX_CACHED = 8  # templates; requests may bring their own
 # How a template tells whether the model is to think: Qwen's and GLM's name, or DeepSeek's and
 # Granite's.
 _SWITCH = re.compile(r"\benable_thinking\b|\b(?:if|and|or|not|set) thinking\b")
+_EFFORTS = ("reasoning_effort", "thinking_effort")  # the latter is Kimi K3's
 _NEEDLE = {"octavo_needle": "x"}
 
 
@@ -63,22 +65,41 @@ class ChatTemplates:
             return known
 
     def thought_budget(
-        self, budget: int, prompt_token_ids: Sequence[int], vocab_size: int
+        self,
+        budget: int,
+        prompt_token_ids: Sequence[int],
+        vocab_size: int,
+        texts: ThoughtTexts | Mapping[str, Any] | None = None,
     ) -> ThoughtBudget:
-        """Return the mask that ends the thought of an answer after so many tokens.
+        """Return the mask that ends the thoughts of an answer after so many tokens.
+
+        Args:
+            texts: the tags of these thoughts; None: those of the model's own template.
 
         Raises:
             InvalidRequestError: the model has no thoughts.
         """
+        if texts is None:
+            texts = self._own_thought_texts(prompt_token_ids)
+        texts = ThoughtTexts.of(texts)
+        closing = self._tokenizer.encode(
+            texts.closing, add_special_tokens=False, parse_special=True
+        )
+        thoughts = ThoughtTokens.of(texts, partial(_bytes_of, self._tokenizer))
+        return ThoughtBudget(thoughts, budget, closing, vocab_size)
+
+    def _own_thought_texts(self, prompt_token_ids: Sequence[int]) -> ThoughtTexts:
         try:
             known = self.of()
         except ChatTemplateError:
             known = KnownTemplate(self._tokenizer, "")
         prompt = self._tokenizer.decode(prompt_token_ids, skip_special_tokens=False)
-        thoughts = known.thoughts(begins_inside=known.format.begins_in_thought(prompt))
-        if thoughts is None:
-            raise InvalidRequestError("this model has no thoughts", "thinking_token_budget")
-        return ThoughtBudget(thoughts, budget, known.closing, vocab_size)
+        begins_inside = known.format.begins_in_thought(prompt)
+        return known.format.thought_texts(begins_inside=begins_inside)
+
+
+def _bytes_of(tokenizer: Tokenizer, token_id: int) -> bytes:
+    return tokenizer.token_bytes(token_id) if token_id < tokenizer.vocab_size else b""
 
 
 class KnownTemplate:
@@ -113,30 +134,22 @@ class KnownTemplate:
             **options,
         )
         is_inside = self.format.begins_in_thought(prompt.text)
-        thoughts = self.thoughts(begins_inside=is_inside)
-        reader = AnswerReader(self.format, asked, is_inside, thoughts)
+        thoughts = None
+        if self.format.thoughts is not None:
+            texts = self.format.thought_texts(begins_inside=is_inside)
+            thoughts = ThoughtTokens.of(texts, partial(_bytes_of, self._tokenizer))
+        header = self.format.before_content
+        has_begun = options.get("continue_final_message") or (
+            header and prompt.text.endswith(header)
+        )
+        reader = AnswerReader(
+            self.format,
+            asked,
+            is_inside,
+            thoughts,
+            continues_content=bool(has_begun) and not is_inside,
+        )
         return RenderedChat(prompt.text, prompt.token_ids, reader)
-
-    def thoughts(self, *, begins_inside: bool) -> ThoughtTokens | None:
-        """Return how thoughts are known by the tokens of an answer; None if there are none."""
-        tags = self.format.thoughts
-        if tags is None:
-            return None
-        ends = tuple(map(str.encode, self.format.ends_of_thought))
-        return ThoughtTokens(tags.begin.encode(), ends, self._bytes_of, begins_inside)
-
-    def _bytes_of(self, token_id: int) -> bytes:
-        known = token_id < self._tokenizer.vocab_size
-        return self._tokenizer.token_bytes(token_id) if known else b""
-
-    @cached_property
-    def closing(self) -> list[int]:
-        """The tokens that close a thought, on a line of its own where the template writes it so."""
-        assert self.format.thoughts is not None, "the model has no thoughts"
-        end = self.format.thoughts.end
-        if "\n" + end in self.source or "\\n" + end in self.source:
-            end = "\n" + end
-        return self._tokenizer.encode(end, add_special_tokens=False, parse_special=True)
 
     @property
     def thinking_switch(self) -> str | None:
@@ -146,6 +159,16 @@ class KnownTemplate:
         if found is None:
             return None
         return "enable_thinking" if "enable_thinking" in self.source else "thinking"
+
+    @property
+    def effort_variable(self) -> str | None:
+        """The variable that tells the template how much the model is to think; None if it has
+        none."""
+        return next((name for name in _EFFORTS if name in self.source), None)
+
+    def unread(self, variables: Iterable[str]) -> list[str]:
+        """Return those variables that the template does not read."""
+        return [name for name in variables if not re.search(rf"\b{re.escape(name)}\b", self.source)]
 
     # -- arguments of earlier calls ---------------------------------------------------------------
 
@@ -168,9 +191,11 @@ class KnownTemplate:
         if not isinstance(function, Mapping):
             return call  # refused where all messages are checked
         given = function.get("arguments")
-        arguments = _object(given, f"{where}.function.arguments")
+        if self._wants_text and isinstance(given, str) and given:
+            return call  # the model sees what it wrote, cut off or not
+        arguments: Any = _object(given, f"{where}.function.arguments")
         if self._wants_text:
-            arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+            arguments = json.dumps(arguments, ensure_ascii=False)
         function = {**function, "arguments": arguments}
         return {**call, "function": function} if "function" in call else function
 
@@ -200,19 +225,39 @@ class KnownTemplate:
             return ""
 
 
-def _object(given: Any, where: str) -> Any:
-    """Return arguments, which may be text, as an object."""
+def _object(given: Any, where: str) -> Mapping[str, Any]:
+    """Return arguments, which may be text, as an object.
+
+    Clients send back calls as they came, and so those that were cut off by the length of an answer.
+    Of these the object is what was whole: a text that was begun ends, and a key without a value is
+    left out.
+    """
     if given is None or given == "":
         return {}
     arguments = given
     if isinstance(given, str):
         try:
             arguments = json.loads(given)
-        except (ValueError, RecursionError):
+        except RecursionError:
             arguments = None
+        except ValueError as error:
+            is_longer = isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
+            arguments = None if is_longer else _begun(given)
     if not isinstance(arguments, Mapping):
-        raise InvalidRequestError("must be a JSON object, or the text of one", where)
+        raise InvalidRequestError(
+            "must be a JSON object, or the text of one or of its beginning", where
+        )
     return arguments
+
+
+def _begun(text: str) -> Any:
+    """Return the value of the beginning of a JSON text; None if it is no such beginning."""
+    from pydantic_core import from_json  # a library of the server, for rare texts
+
+    try:
+        return from_json(text, allow_partial="trailing-strings", allow_inf_nan=False)
+    except ValueError:
+        return None
 
 
 def _with_names(messages: Sequence[Message]) -> list[Message]:

@@ -22,6 +22,7 @@ from octavo.core.stats import DraftStats
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.core.token_mask import TokenMask, create_mask
 from octavo.grammars.compiler import GrammarCompiler
+from octavo.grammars.trial import TrialProcess
 from octavo.serving.chat_templates import ChatTemplates
 from octavo.serving.outputs import Delta, RequestMetrics
 from octavo.text.detokenizer import IncrementalDetokenizer
@@ -104,7 +105,7 @@ class TextEngine:
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(sorted(set(eos_token_ids)))
         self.grammars = GrammarCompiler(
-            tokenizer, vocab_size, self.eos_token_ids, engine.constraints
+            tokenizer, vocab_size, self.eos_token_ids, engine.constraints, TrialProcess()
         )
         self.chat_templates = ChatTemplates(tokenizer)
         self.groups: dict[str, SampleGroup] = {}
@@ -172,7 +173,9 @@ class TextEngine:
         grammar = None if asked is None else self.grammars.mask(StructuredOutputs.of(asked))
         budget, thought = params.thinking_token_budget, None
         if budget is not None:
-            thought = self.chat_templates.thought_budget(budget, prompt_token_ids, self.vocab_size)
+            thought = self.chat_templates.thought_budget(
+                budget, prompt_token_ids, self.vocab_size, params.thought_texts
+            )
         stop_token_ids = (*self.eos_token_ids, *params.stop_token_ids)
         return PreparedMask(
             create_mask(

@@ -8,7 +8,7 @@ import re
 
 import pytest
 from byte_tokens import EOS, VOCAB, byte_tokenizer
-from format_cases import CASES, TOOLS, WEATHER, Case
+from format_cases import CASES, CLOCK, TOOLS, WEATHER, Case
 from jsonschema import Draft202012Validator
 
 from octavo.base.errors import InvalidRequestError
@@ -60,6 +60,7 @@ OPTIONAL = {
 ALL = [*TOOLS, HARD, OPTIONAL]
 SCHEMAS = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in ALL}
 NAMES = sorted(CASES)
+ONE_CALL = ("harmony", "internlm")  # an answer
 
 
 def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -111,6 +112,20 @@ class Walker:
             mask.advance([token])
             text += self.texts[token].encode() if token in self.texts else bytes([token])
         raise AssertionError(f"it does not end: {text[-200:]!r}")
+
+    def repeat(self, rng: random.Random, mask: GrammarMask) -> str:
+        """Return an answer of a model that calls rather than ends; empty if it thinks instead."""
+        text = b""
+        for _ in range(400):
+            bits = mask.bitmask()
+            allowed = [i for i in range(32 * len(bits)) if bits[i >> 5] >> (i & 31) & 1]
+            going_on = [i for i in allowed if i != EOS and i != ord("]")]
+            token = rng.choice(going_on or allowed)
+            if token == EOS:
+                return text.decode()
+            mask.advance([token])
+            text += self.texts[token].encode() if token in self.texts else bytes([token])
+        return ""
 
 
 WALKERS = {name: Walker(CASES[name]) for name in NAMES}
@@ -227,7 +242,7 @@ def test_a_usual_answer_is_possible(name):
     text = usual.get(name) or next(iter(CASES[name].texts))
     before = CASES[name].before_content
     plain = (before + "Plain text: {1} < 2 [3]\n", before + 'No {"name"} here.')
-    text = re.sub(r"(<eos>|<\|end\|>|<\|call\|>)$", "", text)
+    text = re.sub(r"(<eos>|<\|end\|>|<\|call\|>|<\|end_of_msg\|>)$", "", text)
     for answer in (text, *plain):
         mask = walker.mask(choice="auto")
         mask.advance(ids_of(walker.tokenizer, answer.replace("'", '"')))
@@ -317,6 +332,32 @@ def test_a_schema_that_no_grammar_can_follow_is_refused_only_where_it_must_hold(
             walker.compiler.mask(asked)
 
 
+def test_a_schema_of_a_tool_is_refused_with_its_place_and_the_name_of_the_tool():
+    walker = WALKERS["hermes"]
+    parameters = {"type": "object", "properties": {"a": {"not": {"pattern": "x"}}}}
+    asked = walker.format.constraint([{"name": "odd", "parameters": parameters}], "required")
+    with pytest.raises(InvalidRequestError) as error:
+        walker.compiler.mask(asked)
+    assert "the parameters of 'odd': 'not' at #/properties/a is not supported" in str(error.value)
+
+
+def test_conditions_of_a_tool_hold():
+    walker = WALKERS["hermes"]
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"enum": ["x", "y"]}, "b": {"type": "integer"}},
+        "required": ["a"],
+        "if": {"properties": {"a": {"const": "x"}}},
+        "then": {"required": ["b"]},
+    }
+    tool = {"name": "odd", "parameters": parameters}
+    asked = walker.format.constraint([tool], "required")
+    for seed in range(20):
+        text = walker.write(random.Random(seed), walker.compiler.mask(asked))
+        for call in parse(walker.format, text, [tool], is_constrained=True).tool_calls:
+            Draft202012Validator(parameters).validate(json.loads(call.arguments))
+
+
 @pytest.mark.parametrize(("name", "argument"), [("qwen3-coder", "a>b"), ("pythonic", "a b")])
 def test_names_of_arguments_that_cannot_be_written_are_refused(name, argument):
     with pytest.raises(InvalidRequestError, match="the name of the argument"):
@@ -366,3 +407,35 @@ def test_one_call_is_one_call_where_no_more_are_wanted():
             mask = walker.mask(choice="auto", parallel=False)
             message = parse(walker.format, walker.write(random.Random(seed), mask), ALL)
             assert len(message.tool_calls) <= 1
+
+
+def accepts(walker: Walker, choice: str, text: str) -> bool:
+    mask = walker.compiler.mask(walker.format.constraint([CLOCK], choice))
+    tokens = ids_of(walker.tokenizer, text)
+    mask.advance(tokens)
+    return mask.is_accepting
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_calls_come_to_an_end(name, monkeypatch):
+    """A model that would write one call after the other has so many and no more."""
+
+    def allow(number: int) -> None:
+        for module in ("grammar", "generic_json", "xlam"):
+            monkeypatch.setattr(f"octavo.chat_formats.{module}.MAX_CALLS", number)
+
+    allow(3)
+    walker = WALKERS[name]
+    compiled = walker.compiler.mask(walker.format.constraint([CLOCK], "required"))
+    most = 1 if name in ONE_CALL else 3
+    texts: dict[int, str] = {}
+    for seed in range(200):
+        text = walker.repeat(random.Random(seed), compiled.fork())
+        texts[len(parse(walker.format, text, [CLOCK], is_constrained=True).tool_calls)] = text
+        if most in texts:
+            break
+    assert max(texts) == most, texts
+    assert accepts(walker, "auto", texts[most])
+    allow(2)
+    for choice in ("required", "auto") if most > 1 else ():
+        assert not accepts(walker, choice, texts[most])

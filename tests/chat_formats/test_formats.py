@@ -29,6 +29,14 @@ def test_character_by_character_they_are_the_same(name, text):
 
 
 @pytest.mark.parametrize(("name", "text"), ANSWERS)
+def test_without_tools_thoughts_and_content_are_the_same(name, text):
+    reasoning, content, calls = CASES[name].texts[text]
+    if not calls:
+        message = parse(CASES[name].format(), text)
+        assert (message.reasoning, message.content) == (reasoning, content)
+
+
+@pytest.mark.parametrize(("name", "text"), ANSWERS)
 def test_arguments_under_a_grammar_leave_as_they_come(name, text):
     calls = CASES[name].texts[text][2]
     if all(arguments == "{}" for _, arguments in calls) or '{"arguments"' in text:

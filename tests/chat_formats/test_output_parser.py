@@ -19,7 +19,7 @@ KINDS = st.sampled_from(sorted(CASES))
 def fragments(name: str) -> st.SearchStrategy[str]:
     """Tags and texts of a format, whole and cut, and what may be wrong in them."""
     format = CASES[name].format()
-    tags = [*format.openers, *format.closers, *(format.thoughts or ()), "<eos>"]
+    tags = [*format.openers, *format.closers, *format.marks, *(format.thoughts or ()), "<eos>"]
     texts = [*tags, *CASES[name].texts]
     cut = st.sampled_from(texts).flatmap(
         lambda text: st.tuples(st.integers(0, len(text)), st.integers(0, len(text))).map(
@@ -70,7 +70,14 @@ def test_no_tag_reaches_the_content_and_no_call_is_broken(case):
     message = parsed(format.parser(TOOLS, begins_in_thought=begins), pieces)
     for call in message.tool_calls:
         assert call.name and isinstance(json.loads(call.arguments), dict)
-    tags = (*format.openers, *format.closers, *(format.thoughts or ()), "<eos>", "<stop>")
+    tags = (
+        *format.openers,
+        *format.closers,
+        *format.marks,
+        *(format.thoughts or ()),
+        "<eos>",
+        "<stop>",
+    )
     # What is left of a text without its tags can happen to be one.
     rest = text
     for tag in tags:
@@ -137,6 +144,64 @@ def test_work_grows_with_the_text_and_no_faster(kind, size, is_constrained):
         for count in (50, 400)
     )
     assert more < 10 * some + 500
+
+
+def call_of_clock(name: str) -> str:
+    """A call that a model would write, and what may come before the next one."""
+    case = CASES[name]
+    return next(text for text, parts in case.texts.items() if parts[2])
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("is_constrained", [False, True])
+def test_work_of_every_format_grows_with_hostile_text_and_no_faster(name, is_constrained):
+    format = CASES[name].format()
+    call = call_of_clock(name)
+    begin = call[: len(call) // 2]
+    tags = "".join((*format.openers, *format.closers, *format.marks, *(format.thoughts or ())))
+    for part in (call, tags, begin + "[" * 40 + '{"\\ud800":"'):
+        some, more = (
+            work(format, part * count, 7, is_constrained=is_constrained) for count in (5, 40)
+        )
+        assert more < 10 * some + 2000, part
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_much_is_parsed_and_nothing_of_it_is_kept(name):
+    """What a parser holds is bounded, whatever has gone through it."""
+    format = CASES[name].format()
+    parser = format.parser(TOOLS, is_constrained=True)
+    piece = (format.openers or ("{",))[0] * 64
+    for _ in range((1 << 17) // len(piece)):
+        parser.push(piece)
+    stream = parser._stream
+    assert len(stream._text) - stream._at + sum(map(len, stream._kept or ())) < 1 << 13
+    parser.finish()
+
+
+def test_of_many_malformed_calls_the_first_are_warned_of_and_all_are_counted():
+    parser = CASES["hermes"].format().parser(TOOLS)
+    parsed(parser, ["<tool_call>x</tool_call>" * 100])
+    assert len(parser.warnings) == 16 and len(parser.malformed) == 100
+
+
+def test_lone_surrogates_of_escapes_leave_nothing_that_cannot_be_written():
+    texts = {
+        "hermes": [
+            '<tool_call>{"name": "\\ud800", "arguments": {"a": "\\udfff"}}</tool_call>',
+            '<tool_call>{"name": "clock", "arguments": "{\\"a\\": \\"\\ud83d\\"}"}</tool_call>',
+        ],
+        "tagged-pythonic": [
+            f"<|tool_call_start|>[clock(a='{escape}')]<|tool_call_end|>"
+            for escape in ("\\ud800", "\\U0000dfff", "\\U0001f600")
+        ],
+        "gemma-4": ['<|tool_call>call:clock{a:"\\ud800"}<tool_call|>'],
+    }
+    for name, written in texts.items():
+        for text in written:
+            (call,) = parse(CASES[name].format(), text, TOOLS).tool_calls
+            call.name.encode(), call.arguments.encode()
+            json.loads(call.arguments)
 
 
 def test_a_text_that_looks_like_a_tag_is_held_back_until_it_is_none():

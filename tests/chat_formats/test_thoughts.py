@@ -68,6 +68,19 @@ def test_thoughts_are_apart_from_the_content(text, begins, reasoning, content):
     assert (message.reasoning, message.content) == (reasoning, content)
 
 
+@pytest.mark.parametrize("tag", ["response", "answer"])
+def test_tags_of_answers_that_a_template_knows_are_no_content(tag):
+    text = f"Hm.\n</think>\n\n\n<{tag}>\nYes.\n</{tag}>\n"
+    format = thinking(f"<think></think><tool_call><{tag}></{tag}>")
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    for tools in ([], [{"name": "f"}]):
+        message = parse(format, text, tools, begins_in_thought=True)
+        assert (message.reasoning, (message.content or "").strip()) == ("Hm.", "Yes.")
+    message = parse(format, text + call, tools, begins_in_thought=True)
+    assert (message.content, [each.name for each in message.tool_calls]) == ("Yes.", ["f"])
+    assert parse(format, f"A <{tag}>.").content == f"A <{tag}>."
+
+
 def test_a_parser_knows_whether_it_is_in_a_thought():
     parser = thinking().parser(begins_in_thought=True)
     states = []

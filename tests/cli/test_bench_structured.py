@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from octavo.bench.structured import study
+from octavo.bench.structured import study, validity_study
 from octavo.bench.structured.llama_server import LlamaAnswer
 from octavo.cli import main
 
@@ -39,7 +39,8 @@ def test_rows_as_json(bench):
     assert [row["schemas"] for row in rows.values()] == [3, 1, 2, 4, 2]
     for row in rows.values():
         assert row["refused"] == 0 and row["valid"] == row["finished"] == row["schemas"]
-        assert row["mask_us"].keys() == {"median", "p99", "p999"}
+        if row["kind"] != "2 streams":  # made together, their masks have no times
+            assert row["mask_us"].keys() == {"median", "p99", "p999"}
         assert row["compile_ms"].keys() == {"median", "p99"}
     assert rows["one stream"]["plain_decode_tps"] > 0 and rows["model"]["plain_decode_tps"] is None
 
@@ -49,6 +50,31 @@ def test_a_table_for_people(bench):
     assert status == 0
     (line,) = (line for line in out.splitlines() if line.strip().startswith("2 streams"))
     assert line.strip().endswith("×")
+
+
+def test_answers_to_schemas_of_all_keywords_are_checked(bench, monkeypatch):
+    schemas = [SCHEMA, {"type": "integer"}, {"not": {"pattern": "a"}}, {"type": "string"}]
+    monkeypatch.setattr(
+        validity_study, "varied_schema", lambda number: schemas[number % len(schemas)]
+    )
+    status, out, _ = bench("--valid", 8, "--seed", 4, "--json")
+    rows = json.loads(out)["rows"]
+    assert status == 0 and [row["kind"] for row in rows] == ["random logits", "model"]
+    for row in rows:
+        assert row["schemas"] == 8 and row["refused"] == {"not": 2} and row["failures"] == []
+        assert row["finished"] + row["cut"] == 6 and row["finished"] >= 2
+        assert (row["valid"], row["completed"]) == (row["finished"], row["cut"])
+    _, table, _ = bench("--valid", 4)
+    assert "not 1" in table and "completed" in table
+
+
+def test_an_answer_that_is_not_valid_is_shown(bench, monkeypatch):
+    monkeypatch.setattr(validity_study, "varied_schema", lambda number: SCHEMA)
+    monkeypatch.setattr(validity_study.Validity, "is_valid", lambda self, text, schema: False)
+    status, out, err = bench("--valid", 1, "--json")
+    assert status == 1 and "not all answers are valid" in err
+    (failure,) = json.loads(out)["rows"][0]["failures"]
+    assert json.loads(failure["schema"]) == SCHEMA
 
 
 def test_schemas_that_are_refused_are_counted(bench, monkeypatch):
@@ -65,15 +91,21 @@ def test_a_peer_answers_too(bench, monkeypatch):
         def __init__(self, url):
             assert url == "http://peer"
 
-        def answer(self, prompt, max_tokens, schema=None):
+        def answers(self, questions):
+            return [self.answer(*question) for question in questions]
+
+        def answer(self, prompt, max_tokens, schema):
             assert "JSON schema" in prompt and (schema is None or schema == SCHEMA)
             return LlamaAnswer('"bc"', True, 4, 20.0 if schema is None else 10.0)
 
     monkeypatch.setattr("octavo.bench.structured.llama_server.LlamaServer", Peer)
     _, out, _ = bench("--json", "--llama-server", "http://peer")
-    last = json.loads(out)["rows"][-1]
-    assert last["kind"] == "llama-server" and last["valid"] == 2
-    assert (last["decode_tps"], last["plain_decode_tps"]) == (10.0, 20.0)
+    one, two = json.loads(out)["rows"][-2:]
+    assert (one["kind"], two["kind"]) == ("llama-server, one stream", "llama-server, 2 streams")
+    assert (one["valid"], two["valid"]) == (2, 4)
+    assert (one["decode_tps"], one["plain_decode_tps"]) == (10.0, 20.0)
+    assert (two["decode_tps"], two["plain_decode_tps"]) == (20.0, 40.0)
+    assert two["ratio"] == {"median": 0.5, "min": 0.5, "max": 0.5}
 
 
 def test_without_the_package_that_checks_it_says_what_to_install(bench, monkeypatch):

@@ -52,9 +52,9 @@ def test_a_spent_budget_leaves_the_closing_tokens_alone():
     mask.advance([A, A])
     assert allowed(mask) == [NEWLINE]
     mask.advance([NEWLINE])
-    assert allowed(mask) == [END] and not mask.is_over
+    assert allowed(mask) == [END]
     mask.advance([END])
-    assert allowed(mask) is None and mask.is_over
+    assert allowed(mask) is None
 
 
 def test_the_closing_tokens_are_forced():
@@ -70,7 +70,7 @@ def test_the_closing_tokens_are_forced():
 def test_a_thought_that_ends_by_itself_is_left_alone():
     mask = budget(3)
     mask.advance([A, END])
-    assert mask.is_over and allowed(mask) is None
+    assert allowed(mask) is None
     mask.advance([A] * 9)
     assert allowed(mask) is None
 
@@ -80,13 +80,16 @@ def test_a_budget_of_nothing_closes_at_once():
     assert allowed(mask) == [NEWLINE]
 
 
-def test_only_a_thought_at_the_beginning_counts():
-    mask = budget(1, inside=False)
-    mask.advance([NEWLINE, BEGIN, A])
+def test_all_thoughts_count_wherever_they_begin():
+    mask = budget(3, inside=False)
+    mask.advance([A, BEGIN, A, END, A, BEGIN])
+    assert allowed(mask) is None  # two tokens were thoughts
+    mask.advance([A])
     assert allowed(mask) == [NEWLINE]
-    other = budget(1, inside=False)
-    other.advance([A, BEGIN, A, A])
-    assert other.is_over and allowed(other) is None
+    mask.advance([NEWLINE, END, A, A])
+    assert allowed(mask) is None
+    mask.advance([BEGIN])
+    assert mask.forced_tokens(4) == (NEWLINE, END)  # nothing is left for another one
 
 
 def test_no_character_is_split():
@@ -111,7 +114,7 @@ def test_wrong_drafts_are_forgotten_and_copies_are_their_own():
             assert mask.num_tokens == len(tokens) == before.num_tokens + kept
             fresh = budget(mask._budget, inside=mask._places[0].is_inside)
             fresh.advance(tokens)
-            assert allowed(fresh) == allowed(mask) and fresh.is_over == mask.is_over
+            assert allowed(fresh) == allowed(mask)
 
 
 def test_other_masks_go_first():

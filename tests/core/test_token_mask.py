@@ -191,7 +191,12 @@ def test_the_number_of_tokens_that_may_come_is_that_of_their_bits(seed):
             expected += 1
             follower.advance([token_id])
         assert mask.num_allowed(tokens) == expected
-    assert mask.num_tokens == before and not mask.is_slow and not mask.forced_tokens(4)
+    assert (
+        mask.num_tokens == before
+        and not mask.seconds
+        and not mask.parts()
+        and not mask.forced_tokens(4)
+    )
 
 
 def test_tokens_outside_of_the_vocabulary_may_not_come():

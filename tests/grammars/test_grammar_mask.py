@@ -9,8 +9,9 @@ from grammar_walks import WORDS, allowed, mask, walk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.base.errors import InvalidRequestError
+from octavo.base.errors import ConstraintError, InvalidRequestError
 from octavo.core.structured_outputs import StructuredOutputs
+from octavo.grammars import grammar_mask
 from octavo.grammars.compiler import GrammarCompiler
 
 SCHEMA = {
@@ -92,6 +93,25 @@ def test_a_copy_goes_its_own_way():
     other = first.fork()
     first.advance(b"x")
     assert allowed(first) == {ord("y")} and allowed(other) == {ord("x"), ord("c")}
+
+
+def test_masks_that_are_made_together_are_those_of_each_alone():
+    """Also where one has its bits already, follows a wrong draft, or is too complex by now."""
+    beginnings = [b"", b"{", b'{"a"', b'{"a":[', b"{}", b'{"a":[x', b"}"]
+
+    def masks():
+        found = [mask(json=SCHEMA) for _ in beginnings] + [mask(json={"type": "integer"})]
+        for each, beginning in zip(found, [*beginnings, b"1" * 40], strict=True):
+            each.advance(beginning)
+        found.append(found[1].fork())
+        found[1].bitmask()
+        return found
+
+    alone, together = masks(), masks()
+    together[0].make_together([part for each in together for part in each.parts()])
+    assert not any(each.parts() for each in together)
+    assert [each.bitmask() for each in together] == [each.bitmask() for each in alone]
+    assert [each.problem for each in together] == [each.problem for each in alone]
 
 
 def test_bits_are_not_changed_by_what_follows():
@@ -190,3 +210,28 @@ def test_a_limit_of_its_own_ends_an_answer():
     followed.rollback(count)
     assert followed.num_tokens == 2
     assert ord("a") in allowed(followed) or "too complex" in followed.problem
+
+
+def test_a_mask_that_takes_too_long_ends_its_answer_and_the_grammar(monkeypatch):
+    """Others go on: theirs were made before. Time is what the thread says."""
+    compiler = GrammarCompiler(byte_tokenizer(WORDS), VOCAB + len(WORDS) + 3, [EOS])
+    asked = StructuredOutputs(regex="[ab]{9}")
+    slow, other = compiler.mask(asked), compiler.mask(asked)
+    copied = other.fork()
+    assert any(other.bitmask())
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar_mask, "thread_time", iter([0.0, 0.049, 0.0, 0.051]).__next__)
+        assert any(slow.bitmask())
+        slow.advance(b"a")
+    assert not any(slow.bitmask())
+    assert "too complex for this answer" in slow.problem and "50 ms" in slow.problem
+    slow.advance(b"aa")
+    slow.rollback(3)
+    assert slow.num_tokens == 0 and not any(slow.bitmask()) and not any(slow.fork().bitmask())
+    assert slow.num_allowed(b"a") == 0 and slow.forced_tokens(5) == []
+    for each in (other, copied):
+        each.advance(b"a")
+        assert any(each.bitmask()) and each.problem is None
+    with pytest.raises(ConstraintError, match="too complex") as error:
+        compiler.mask(asked)
+    assert error.value.reason == "too_complex"

@@ -22,26 +22,41 @@ ITEM = {"type": "object", "properties": {"a": {"x": {}, "type": "integer"}}}
 
 
 @pytest.mark.parametrize(
-    ("keyword", "value"),
+    ("schema", "keyword"),
     [
-        ("not", {"type": "string"}),
-        ("if", {"type": "string"}),
-        ("contains", {"type": "string"}),
-        ("uniqueItems", True),
-        ("propertyNames", {"minLength": 2}),
-        ("dependentRequired", {"a": ["b"]}),
-        ("dependentSchemas", {"a": {}}),
-        ("dependencies", {"a": ["b"]}),
-        ("unevaluatedItems", False),
-        ("$dynamicRef", "#x"),
-        ("x-guidance", {"lenient": True}),
+        ({"not": {"pattern": "a"}}, "not"),
+        ({"if": {"properties": {"a": {"format": "date"}}}, "then": {"required": ["b"]}}, "if"),
+        ({"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}, "oneOf"),
+        ({"contains": {"multipleOf": 2}, "maxContains": 1}, "contains"),
+        ({"contains": {}, "minContains": 100}, "contains"),
+        ({"uniqueItems": True}, "uniqueItems"),
+        ({"items": {"type": "integer"}, "uniqueItems": True}, "uniqueItems"),
+        ({"propertyNames": {"pattern": "a", "maxLength": 2}}, "propertyNames"),
+        ({"propertyNames": {"pattern": "a"}, "patternProperties": {"b": {}}}, "propertyNames"),
+        ({"contains": {"type": "null"}, "unevaluatedItems": False}, "unevaluatedItems"),
+        ({"items": {"$id": "x:y", "$dynamicRef": "#"}}, "$dynamicRef"),
+        ({"x-guidance": {"lenient": True}}, "x-guidance"),
     ],
 )
-def test_a_keyword_that_is_not_supported_is_named_with_its_place(keyword, value):
-    inner = {"then": {}, keyword: value}
-    error = refusal({"type": "object", "properties": {"a/b": {"items": [inner]}}})
-    assert f"'{'then' if keyword == 'if' else keyword}' at #/properties/a~1b/items/0" in str(error)
+def test_a_keyword_that_is_not_supported_is_named_with_its_place(schema, keyword):
+    place = "#/properties/a~1b/items/0"
+    if keyword == "$dynamicRef":
+        place += "/items"
+    error = refusal({"$id": "x:z", "type": "object", "properties": {"a/b": {"items": [schema]}}})
+    assert f"'{keyword}' at {place} is not supported" in str(error)
     assert error.reason == "unsupported"
+
+
+@pytest.mark.parametrize(
+    ("schema", "part"),
+    [
+        ({"not": {"properties": {"a": {"pattern": "x"}}}}, "'pattern' at #/not/properties/a"),
+        ({"oneOf": [{"type": "string"}, {"$ref": "#/$defs/a"}], "$defs": {"a": {"format": "uri"}}},
+         "'format' at #/$defs/a"),
+    ],
+)  # fmt: skip
+def test_what_has_no_opposite_is_named_with_its_own_place(schema, part):
+    assert f"there is no opposite of {part}" in str(refusal(schema))
 
 
 @pytest.mark.parametrize(
@@ -72,6 +87,7 @@ def test_what_says_nothing_is_no_error(nothing):
         (False, "false", "unsatisfiable"),
         ({"$ref": "#/$defs/a"}, "'#/$defs/a'", "invalid"),
         ({"items": {"type": "string", "pattern": "a("}}, "#/items: unclosed group", "invalid"),
+        ({"$ref": "#x"}, "#/$ref: there is no '#x'", "invalid"),
         ({"items": {"pattern": "(?=a)"}}, "#/items: look-around", "unsupported"),
         ({"items": {"format": "colour"}}, "'colour' at #/items", "unsupported"),
         ({"minProperties": 3, "type": "object"}, "minProperties above 1 at #", "unsupported"),
@@ -98,13 +114,6 @@ def test_what_is_wrong_is_said_with_its_place(schema, part, reason):
     assert error.reason == reason
 
 
-def test_alternatives_of_which_one_must_hold_must_exclude_each_other():
-    assert accepts(mask(json={"oneOf": [{"type": "integer"}, {"type": "string"}]}), "12")
-    overlapping = {"oneOf": [{"type": "string", "minLength": 3}, {"type": "string"}]}
-    error = refusal({"type": "object", "properties": {"a": overlapping}})
-    assert "#/properties/a" in str(error) and error.reason == "unsupported"
-
-
 @pytest.mark.parametrize(
     ("schema", "whole", "other"),
     [
@@ -123,6 +132,32 @@ def test_alternatives_of_which_one_must_hold_must_exclude_each_other():
 def test_what_can_be_said_in_other_words_is(schema, whole, other):
     assert accepts(mask(json=schema), whole)
     assert not accepts(mask(json=schema), other)
+
+
+def test_large_integers_are_not_rounded():
+    assert "no double" in str(refusal({"type": "integer", "const": 9007199254740993}))
+    assert "64 bits" in str(refusal({"type": "integer", "minimum": 10**20}))
+    followed = {"type": "integer", "minimum": 9007199254740993}
+    assert not accepts(mask(json=followed), "9007199254740992")
+    assert accepts(mask(json=followed), "9007199254740994")
+    # As an integer it would be the largest of 64 bits.
+    either = {"anyOf": [{"allOf": [{"type": "integer"}, {"const": 1e20}]}, {"type": "null"}]}
+    assert not accepts(mask(json=either), str(2**63 - 1))
+
+
+def test_values_of_an_enum_are_those_that_the_other_keywords_allow():
+    schema = {"enum": [1, 2.5, "a", "ab", [], [1]], "type": ["integer", "string", "array"],
+              "minimum": 2, "maxLength": 1, "minItems": 1}  # fmt: skip
+    assert accepts(mask(json=schema), '"a"') and accepts(mask(json=schema), "[1]")
+    for text in ("1", "2.5", '"ab"', "[]"):
+        assert not accepts(mask(json=schema), text)
+
+
+def test_a_name_is_not_spelled_in_codes_of_characters():
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    assert accepts(mask(json=schema), '{"a":1,"b\\n":"x"}')
+    for name in ("a", "\\u0061"):
+        assert not accepts(mask(json=schema), f'{{"{name}":"x"}}')
 
 
 def test_white_space_between_parts_has_a_bound():

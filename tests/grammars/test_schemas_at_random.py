@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from byte_tokens import EOS
 from grammar_walks import COMPILER
-from schema_maker import SchemaMaker
 
 from octavo.base.errors import ConstraintError
+from octavo.bench.structured.varied_schemas import varied_schema
 from octavo.core.structured_outputs import StructuredOutputs
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -48,7 +48,7 @@ def check(compiler, seeds, texts, stop):
     """Check the answers to many schemas; returns how many were valid, refused, and too long."""
     counts = {"valid": 0, "refused": 0, "long": 0}
     for seed in seeds:
-        schema = SchemaMaker(seed).schema()
+        schema = varied_schema(seed)
         validator = jsonschema.Draft202012Validator(schema, format_checker=CHECKER)
         try:
             followed = compiler.mask(StructuredOutputs(json=schema))

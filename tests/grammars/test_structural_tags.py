@@ -104,6 +104,9 @@ def test_special_tokens_of_tags_are_tokens():
     assert accepts(mask(structural_tag=newer(any_text)), [*b"xabc", STOP])
 
 
+NOT_A = {"not": {"pattern": "a"}}
+
+
 @pytest.mark.parametrize(
     ("value", "part"),
     [
@@ -117,7 +120,7 @@ def test_special_tokens_of_tags_are_tokens():
         (newer({"type": "sequence", "elements": [{"type": "foo"}]}), "#/format/elements/0"),
         (newer({**NUMBER, "style": "xml"}), "'style'"),
         (newer(tag("<t>", "</t>", {"type": "regex", "pattern": "("})), "unclosed group"),
-        (newer(tag("<t>", "</t>", {"type": "json_schema", "json_schema": {"not": {}}})),
+        (newer(tag("<t>", "</t>", {"type": "json_schema", "json_schema": NOT_A})),
          "#/format/content/json_schema: 'not' at #"),
     ],
 )  # fmt: skip

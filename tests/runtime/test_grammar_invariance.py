@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from functools import cache
 
 import pytest
@@ -64,8 +65,22 @@ def vocabulary(bench) -> GrammarVocabulary:
     return GrammarVocabulary(texts, {"<eos>": EOS}, [EOS])
 
 
+class Slow(GrammarMask):
+    """Always made in another thread, if there is a core. Those of the class itself may be."""
+
+    seconds = 1.0
+
+
+class Quick(GrammarMask):
+    """Always made where a row is written, alone."""
+
+    seconds = 0.0
+
+
 def make_requests(
-    vocabulary: GrammarVocabulary, count: int = 12, *, is_slow: bool = True
+    vocabulary: GrammarVocabulary,
+    count: int = 12,
+    kinds: Sequence[type[GrammarMask]] = (Slow, GrammarMask),
 ) -> list[Request]:
     rng = random.Random(3)
     vocab_size = vocabulary.vocab_size
@@ -81,10 +96,13 @@ def make_requests(
             constraint = StructuredOutputs(**asked)
             source = source_of(constraint, vocabulary.special_ids, vocabulary.stop_token_ids)
             start = compile_source(source, constraint, vocabulary)
-            grammar = GrammarMask(
-                start, vocab_size, ConstraintStats(), encode=vocabulary.tokens.tokenize_bytes
+            grammar = kinds[index // 2 % len(kinds)](
+                start,
+                vocab_size,
+                ConstraintStats(),
+                encode=vocabulary.tokens.tokenize_bytes,
+                executor=vocabulary.executor,
             )
-            grammar.is_slow = is_slow
         bad_words = [[30]] if index % 4 == 1 else []
         prompt = shared[: rng.choice([0, 17, 33])] + [2 + index]
         requests.append(
@@ -135,7 +153,7 @@ def alone_with(bench, run_all, vocabulary):
     @cache
     def answers(kernels):
         engine = bench.engine(prefix_caching=False, kernels=kernels)
-        requests = make_requests(vocabulary, is_slow=False)
+        requests = make_requests(vocabulary, kinds=[Quick])
         return run_all(engine, requests, together=False)[0]
 
     return answers

@@ -15,11 +15,21 @@ from octavo.runtime.mask_thread import LateMask, MaskThread
 
 @pytest.fixture
 def masks() -> MaskThread:
-    return MaskThread(load(), 70)
+    return MaskThread(load(), 70, has_core=True)
 
 
-def late(row: int, bitmask, given: dict) -> LateMask:
-    return LateMask(row, bitmask, lambda bits: given.__setitem__(row, bits))
+class Masked:
+    """A row with parts, which notes those that are made together."""
+
+    def __init__(self, bitmask, seconds: float = 1.0, parts=()):
+        self.bitmask, self.mask_seconds, self.parts = bitmask, seconds, parts
+
+    def mask_parts(self):
+        return self.parts
+
+
+def late(row: int, bitmask, given: dict, **settings) -> LateMask:
+    return LateMask(row, Masked(bitmask, **settings), lambda bits: given.__setitem__(row, bits))
 
 
 def test_masks_are_there_at_the_end_of_the_block(masks):
@@ -43,6 +53,41 @@ def test_they_are_made_in_another_thread_while_the_block_runs(masks):
         assert given == {}
         may_go_on.set()
     assert given == {0: "octavo-masks"}
+
+
+@pytest.mark.parametrize(("has_core", "seconds"), [(False, 1.0), (True, 1e-6)])
+def test_without_a_core_of_their_own_or_when_quick_they_are_made_before_the_block(
+    has_core, seconds
+):
+    given: dict = {}
+    rows = [late(row, lambda: threading.current_thread(), given, seconds=seconds) for row in (1, 2)]
+    with MaskThread(load(), 70, has_core=has_core).making(rows):
+        assert given == dict.fromkeys((1, 2), threading.current_thread())
+
+
+@pytest.mark.parametrize("has_core", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_parts_of_several_rows_are_made_together_before_any_is_given(has_core, fails):
+    given: dict = {}
+    made = []
+
+    class Part:
+        def make_together(self, parts):
+            made.append((parts, dict(given)))
+            if fails:
+                raise RuntimeError("no part of any row's problem")
+
+    first, second, third = Part(), Part(), Part()
+    rows = [
+        late(0, lambda: "a", given, parts=[first, second]),
+        late(1, lambda: "b", given),
+        late(2, lambda: "c", given, parts=[third]),
+    ]
+    masks = MaskThread(load(), 70, has_core=has_core)
+    with masks.making(rows):
+        pass
+    assert made == [([first, second, third], {})]
+    assert given == {0: "a", 1: "b", 2: "c"} and masks.problems == {}
 
 
 def test_a_fault_leaves_no_token_and_is_told(masks):
@@ -75,7 +120,7 @@ def test_nothing_is_kept_alive(masks):
 
     thing = Thing()
     known = weakref.ref(thing)
-    with masks.making([LateMask(0, lambda thing=thing: None, lambda bits: None)]):
+    with masks.making([late(0, lambda thing=thing: None, {})]):
         pass
     del thing
     gc.collect()
@@ -83,8 +128,8 @@ def test_nothing_is_kept_alive(masks):
 
 
 def test_the_thread_ends_with_its_owner():
-    masks = MaskThread(load(), 70)
-    with masks.making([LateMask(0, lambda: None, lambda bits: None)]):
+    masks = MaskThread(load(), 70, has_core=True)
+    with masks.making([late(0, lambda: None, {})]):
         pass
     thread = masks._thread
     del masks

@@ -5,21 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from octavo.chat_formats.chat_format import ChatFormat, Template
+from octavo.chat_formats.command import Command
 from octavo.chat_formats.deepseek import DeepSeekV3, DeepSeekV31
 from octavo.chat_formats.gemma import FunctionGemma, Gemma4
 from octavo.chat_formats.generic_json import GenericJSON
 from octavo.chat_formats.glm4 import GLM4, GLM47
 from octavo.chat_formats.harmony import Harmony
 from octavo.chat_formats.hermes import Hermes
+from octavo.chat_formats.internlm import InternLM
 from octavo.chat_formats.invoke_calls import DeepSeekV4, DeepSeekV32, MiniMaxM2
 from octavo.chat_formats.json_lists import Granite3, Nemotron, Phi4Mini, ToolCallsList
 from octavo.chat_formats.kimi_k2 import KimiK2
+from octavo.chat_formats.kimi_k3 import KimiK3
 from octavo.chat_formats.llama_json import LlamaJSON
 from octavo.chat_formats.messages import ParsedMessage
 from octavo.chat_formats.mistral import Mistral, MistralArgs
 from octavo.chat_formats.output_parser import OutputParser
 from octavo.chat_formats.pythonic import Olmo3, Pythonic, TaggedPythonic
 from octavo.chat_formats.qwen3_coder import Qwen3Coder, SeedOSS
+from octavo.chat_formats.xlam import XLAM
 
 WEATHER = {
     "type": "function",
@@ -128,6 +132,22 @@ CASES = {
                 [("clock", "{}"), ("clock", "{}")],
             ),
             "```python\nprint({})\n```": (None, "```python\nprint({})\n```", []),
+            '{{"name": "get_weather", "arguments": {"city": "Paris"}}}\n': (
+                None,
+                None,
+                [("get_weather", PARIS)],
+            ),
+            '```json\n{{"name": "clock", "arguments": {}}}\n```': (None, None, [("clock", "{}")]),
+            '<tool_call>\n{{"name": "clock", "arguments": {}}}\n</tool_call>': (
+                None,
+                None,
+                [("clock", "{}")],
+            ),
+            '{{"name": "Ada", "arguments": {}}}': (
+                None,
+                '{{"name": "Ada", "arguments": {}}}',
+                [],
+            ),
         },
     ),
     "qwen3-coder": Case(
@@ -514,6 +534,72 @@ CASES = {
                 "I look.",
                 [("get_weather", '{"city": "Paris", "wind": true}'), ("clock", "{}")],
             ),
+        },
+    ),
+    "kimi-k3": Case(
+        KimiK3,
+        "tools <|open|> <|close|> <|sep|>",
+        ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
+        {
+            "<|open|>think<|sep|>Two.<|close|>think<|sep|><|open|>response<|sep|>I look."
+            '<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="get_weather" index="1"'
+            '<|sep|><|open|>argument key="city" type="string"<|sep|>Paris<|close|>argument<|sep|>'
+            '<|open|>argument key="days" type="number"<|sep|>3<|close|>argument<|sep|><|close|>call'
+            '<|sep|><|open|>call tool="clock" index="2"<|sep|><|close|>call<|sep|><|close|>tools'
+            "<|sep|><|close|>message<|sep|><|end_of_msg|>": (
+                "Two.",
+                "I look.",
+                [("get_weather", '{"city": "Paris", "days": 3}'), ("clock", "{}")],
+            ),
+            "<|open|>response<|sep|>It is 5.<|close|>response<|sep|><|close|>message<|sep|>": (
+                None,
+                "It is 5.",
+                [],
+            ),
+        },
+        before_content="<|open|>response<|sep|>",
+    ),
+    "command": Case(
+        Command,
+        "tools <|START_ACTION|> <|START_THINKING|> <|START_RESPONSE|>",
+        ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_ACTION|>", "<|END_ACTION|>")
+        + ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        {
+            '<|START_THINKING|>Two.<|END_THINKING|><|START_ACTION|>[\n    {"tool_call_id": "0", '
+            '"tool_name": "get_weather", "parameters": {"city": "Paris"}},\n    {"tool_call_id": '
+            '"1", "tool_name": "clock", "parameters": {}}\n]<|END_ACTION|>': (
+                "Two.",
+                None,
+                [("get_weather", PARIS), ("clock", "{}")],
+            ),
+            "<|START_RESPONSE|>It is 5.<|END_RESPONSE|>": (None, "It is 5.", []),
+        },
+        before_content="<|START_RESPONSE|>",
+    ),
+    "internlm": Case(
+        InternLM,
+        "tools <|action_start|><|plugin|>",
+        ("<|action_start|>", "<|plugin|>", "<|action_end|>"),
+        {
+            'I look.<|action_start|><|plugin|>\n{"name": "get_weather", "parameters": '
+            '{"city": "Paris"}}<|action_end|>': (
+                None,
+                "I look.",
+                [("get_weather", PARIS)],
+            ),
+        },
+    ),
+    "xlam": Case(
+        XLAM,
+        "tools: make calls in a single JSON array",
+        texts={
+            '[{"name": "get_weather", "arguments": {"city": "Paris"}}, '
+            '{"name": "clock", "arguments": {}}]': (
+                None,
+                None,
+                [("get_weather", PARIS), ("clock", "{}")],
+            ),
+            "[1] is a footnote": (None, "[1] is a footnote", []),
         },
     ),
     "generic-json": Case(

@@ -16,6 +16,8 @@ STREAMS: list[dict[str, Any]] = [
     {"prompt": "stops", "max_tokens": 200, "seed": 9, "stop": ["zz", "q!"], "min_tokens": 150},
     {"prompt": "bad words", "max_tokens": 200, "seed": 10, "bad_words": ["e", "ab"]},
     {"prompt": "logprobs", "max_tokens": 180, "seed": 11, "min_tokens": 30, "logprobs": 0},
+    {"prompt": "grammar", "max_tokens": 200, "seed": 12, "guided_regex": "([ab]{9} ){15}end",
+     "n": 2},
 ]  # fmt: skip
 BODIES = [
     {

@@ -7,6 +7,7 @@ import json
 
 import httpx
 
+from octavo.core.batch import TokenLogprobs
 from octavo.core.thoughts import ThoughtTokens
 from octavo.server.engine.generation import EngineFacts, EngineObserver, EngineState, Generation
 from octavo.serving.answer_reader import AnswerReader, AskedTools
@@ -23,7 +24,8 @@ QWEN3 = (
 
 
 class Writer:
-    """An engine that writes texts, one for each sample, in pieces of so many characters."""
+    """An engine that writes texts, one for each sample, in pieces of so many characters. Its tokens
+    are bytes, whose log-probabilities tell them."""
 
     state, num_restarts = EngineState.READY, 0
 
@@ -52,7 +54,10 @@ class Writer:
             for at in range(0, len(text), size):
                 await asyncio.sleep(0)
                 ids = list(text[at : at + size].encode())
-                generation.push([Delta(index, text[at : at + size], ids)])
+                logprobs = []
+                if generation.request.params.logprobs is not None:
+                    logprobs = [TokenLogprobs(token, -float(token), 1, ()) for token in ids]
+                generation.push([Delta(index, text[at : at + size], ids, logprobs)])
             generation.push([Delta(index, finish_reason=self.reason)])
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from octavo.base.errors import ConstraintError
+from octavo.bench.structured.llama_server import LlamaQuestion
 from octavo.bench.structured.schemas import random_schema, record_schema
 from octavo.bench.structured.timed_mask import TimedMask
 from octavo.bench.structured.validity import Validity
@@ -64,6 +65,10 @@ class StructuredRow:
     decode_tps: list[float] = field(default_factory=list)
     plain_decode_tps: list[float] = field(default_factory=list)
 
+    def pairs(self) -> Iterable[tuple[float, float]]:
+        """Return the speeds of turns that followed each other."""
+        return zip(self.decode_tps, self.plain_decode_tps, strict=False)
+
     def as_json(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
@@ -75,7 +80,15 @@ class StructuredRow:
             "compile_ms": _percentiles(self.compile_seconds, 1e3, {"p99": 99}),
             "decode_tps": _median(self.decode_tps),
             "plain_decode_tps": _median(self.plain_decode_tps),
+            "ratio": _middle([a / b for a, b in self.pairs() if b]),
         }
+
+
+def _middle(values: Sequence[float]) -> dict[str, float] | None:
+    """Return the median, and the least and the most; None without any."""
+    if not values:
+        return None
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def _median(values: Sequence[float]) -> float | None:
@@ -123,7 +136,7 @@ class StructuredStudy:
     @staticmethod
     def num_turns(plan: StructuredPlan, peer: LlamaServer | None = None) -> int:
         """Return how many turns are measured."""
-        return 2 + (3 if peer is None else 4) * 2 * plan.repeat
+        return 2 + (3 if peer is None else 5) * 2 * plan.repeat
 
     def measure(self) -> list[StructuredRow]:
         """Return the rows, in the order of docs/metrics.md."""
@@ -139,7 +152,9 @@ class StructuredStudy:
             self._forced("forced tokens", records[:1]),
         ]
         if self._peer is not None:
-            rows.append(self._of_peer("llama-server", records[0], self._peer))
+            name = "llama-server"
+            rows.append(self._of_peer(f"{name}, one stream", records[:1], self._peer))
+            rows.append(self._of_peer(f"{name}, {plan.streams} streams", records, self._peer))
         return rows
 
     # -- rows --------------------------------------------------------------------------------
@@ -157,8 +172,9 @@ class StructuredStudy:
     def _compared(self, kind: str, schemas: Sequence[dict[str, Any]]) -> StructuredRow:
         """Return a row of answers under schemas, beside as many plain tokens of each."""
         row = StructuredRow(kind)
+        is_alone = len(schemas) == 1  # else masks are made together, without times of their own
         for _ in range(self._plan.repeat):
-            timing = self._answer(row, schemas, speculative=_PLAIN_STREAMS)
+            timing = self._answer(row, schemas, is_timed=is_alone, speculative=_PLAIN_STREAMS)
             assert timing is not None
             row.decode_tps.append(decode_tps(timing))
             self._advance()
@@ -182,19 +198,37 @@ class StructuredStudy:
             self._advance()
         return row
 
-    def _of_peer(self, kind: str, schema: dict[str, Any], peer: LlamaServer) -> StructuredRow:
+    def _of_peer(
+        self, kind: str, schemas: Sequence[dict[str, Any]], peer: LlamaServer
+    ) -> StructuredRow:
+        """Return a row of another server's answers, beside as many plain tokens of each."""
         row = StructuredRow(kind)
-        prompt = self._session.tokenizer.decode(
-            self._session.token_ids(self._request(schema)), skip_special_tokens=False
-        )
+        prompts = [
+            self._session.tokenizer.decode(
+                self._session.token_ids(self._request(schema)), skip_special_tokens=False
+            )
+            for schema in schemas
+        ]
         for _ in range(self._plan.repeat):
-            answer = peer.answer(prompt, self._plan.max_tokens, schema)
-            row.schemas += 1
-            row.finished += answer.is_finished
-            row.valid += answer.is_finished and self._validity.is_valid(answer.text, schema)
-            row.decode_tps.append(answer.decode_tps)
+            answers = peer.answers(
+                [
+                    LlamaQuestion(prompt, self._plan.max_tokens, schema)
+                    for prompt, schema in zip(prompts, schemas, strict=True)
+                ]
+            )
+            row.schemas += len(answers)
+            for answer, schema in zip(answers, schemas, strict=True):
+                row.finished += answer.is_finished
+                row.valid += answer.is_finished and self._validity.is_valid(answer.text, schema)
+            row.decode_tps.append(sum(answer.decode_tps for answer in answers))
             self._advance()
-            row.plain_decode_tps.append(peer.answer(prompt, answer.num_tokens).decode_tps)
+            plain = peer.answers(
+                [
+                    LlamaQuestion(prompt, answer.num_tokens)
+                    for prompt, answer in zip(prompts, answers, strict=True)
+                ]
+            )
+            row.plain_decode_tps.append(sum(answer.decode_tps for answer in plain))
             self._advance()
         return row
 
@@ -206,7 +240,12 @@ class StructuredStudy:
         return SamplingParams(structured_outputs=constraint, detokenize=False, **asked)
 
     def _answer(
-        self, row: StructuredRow, schemas: Sequence[dict[str, Any]], **settings: Any
+        self,
+        row: StructuredRow,
+        schemas: Sequence[dict[str, Any]],
+        *,
+        is_timed: bool = True,
+        **settings: Any,
     ) -> RunTiming | None:
         """Answer under schemas, all at once, and count in ``row``; None if all are refused."""
         masks: dict[int, PreparedMask] = {}
@@ -219,7 +258,7 @@ class StructuredStudy:
                 continue
             row.compile_seconds.append(time.perf_counter() - begin)
             assert mask is not None
-            masks[index] = PreparedMask(TimedMask(mask, row.mask_seconds))
+            masks[index] = PreparedMask(TimedMask(mask, row.mask_seconds) if is_timed else mask)
         row.schemas += len(schemas)
         if not masks:
             return None

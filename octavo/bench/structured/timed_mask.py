@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from octavo.core.token_mask import Bits, TokenMask
+from octavo.core.token_mask import Bits, MaskPart, TokenMask
 
 
 class TimedMask:
@@ -31,8 +31,11 @@ class TimedMask:
         return self._mask.problem
 
     @property
-    def is_slow(self) -> bool:
-        return self._mask.is_slow
+    def seconds(self) -> float:
+        return self._mask.seconds
+
+    def parts(self) -> Sequence[MaskPart]:
+        return ()  # made together, none has a time of its own
 
     def bitmask(self) -> Bits | None:
         begin = time.perf_counter()

@@ -26,10 +26,10 @@ class Validity:
             ) from None
         self._validator = jsonschema.Draft202012Validator
 
-    def is_valid(self, text: str, schema: Mapping[str, Any]) -> bool:
+    def is_valid(self, text: str | bytes, schema: Mapping[str, Any]) -> bool:
         """Return whether a text is JSON, and of a schema, formats included."""
         try:
-            value = json.loads(text)
+            value = json.loads(text if isinstance(text, str) else text.decode())
         except ValueError:
             return False
         checker = self._validator.FORMAT_CHECKER

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 
 from octavo.chat_formats.messages import MessageDelta
+from octavo.core.batch import TokenLogprobs
 from octavo.core.prefix_cache import MissReason
 from octavo.server.api.chats import Begun
 from octavo.server.api.generation_job import MANY_CHARS, check_sample
@@ -31,12 +32,13 @@ class AnswerParsing:
         self._parser = reader.parser()
         self._count = reader.thought_count()
         self.num_calls = 0
+        self.are_thoughts: list[bool] = []  # by token of the last delta
         self._is_merging = False  # within a thought that is shown as content
 
     def take(self, delta: Delta) -> MessageDelta:
         """Parse a delta."""
         if self._count is not None:
-            self._count.add(delta.token_ids)
+            self.are_thoughts = self._count.add(delta.token_ids)
         parsed = read_delta(self._parser, delta)
         self.num_calls += sum(1 for call in parsed.tool_calls if call.id)
         return parsed
@@ -55,6 +57,10 @@ class AnswerParsing:
         return 0 if self._count is None else self._count.num_tokens
 
     @property
+    def has_open_call(self) -> bool:
+        return self._parser.has_open_call
+
+    @property
     def warnings(self) -> list[str]:
         return self._parser.warnings
 
@@ -64,10 +70,15 @@ class AnswerParsing:
 
 
 class AnswerPiece(NamedTuple):
-    """New parts of a message, and the delta of the engine that they were read from."""
+    """New parts of a message, and the delta of the engine that they were read from.
+
+    Args:
+        logprobs: those of the delta that are of no thought.
+    """
 
     parts: MessageDelta
     delta: Delta
+    logprobs: list[TokenLogprobs]
 
 
 class ChatAnswer:
@@ -136,7 +147,8 @@ class ChatAnswer:
 
     @property
     def has_calls(self) -> bool:
-        return self._parsing.num_calls > 0
+        """True if there are calls, and none that a stop string has cut off."""
+        return self._parsing.num_calls > 0 and not self._parsing.has_open_call
 
     @property
     def warnings(self) -> list[str]:
@@ -151,7 +163,10 @@ class ChatAnswer:
             parts = self._parsing.take(delta)
         if delta.finish_reason is not None:
             self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
-        return AnswerPiece(parts, delta)
+        logprobs = delta.logprobs
+        if logprobs and (flags := self._parsing.are_thoughts):
+            logprobs = [entry for entry, flag in zip(logprobs, flags, strict=True) if not flag]
+        return AnswerPiece(parts, delta, logprobs)
 
     def _note(self) -> None:
         note_calls(self._server, self.reader, self._parsing)

@@ -269,6 +269,8 @@ async def _submit(
         else:
             reader, params = reader.prepare(params)
     except InvalidRequestError as error:
+        if error.field != "structured_outputs":
+            raise
         raise error.with_field(fields.constraint.field if fields.constraint else "tools") from None
     job = await GenerationJob(server, request, fields, [token_ids], params).begin()
     return Begun(job, reader)

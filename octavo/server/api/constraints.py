@@ -22,6 +22,7 @@ from pydantic_core import PydanticCustomError
 from octavo.base.errors import InvalidRequestError
 from octavo.core.structured_outputs import MAX_CHOICES, StructuredOutputs
 from octavo.server.api.fields import Body, Label, NoEffect, Object, asks_for_nothing
+from octavo.server.http.body import CONSTRAINT
 
 
 def _object_or_text(value: Any) -> Any:
@@ -96,7 +97,7 @@ class ConstrainedBody(Body):
 def _as_validation_error(model: str, error: InvalidRequestError) -> ValidationError:
     """Return the error as one of pydantic's, with its place."""
     place = tuple((error.field or "").split("."))
-    message = PydanticCustomError("constraint", "{message}", {"message": error.message})
+    message = PydanticCustomError(CONSTRAINT, "{message}", {"message": error.message})
     return ValidationError.from_exception_data(
         model, [{"type": message, "loc": place, "input": None}]
     )
@@ -226,6 +227,8 @@ class ConstraintFields(ConstrainedBody):
             if asked is not None:
                 yield asked
         if self.structured_outputs:
+            if "preamble" in self.structured_outputs:
+                raise InvalidRequestError("is no field of requests", "structured_outputs.preamble")
             value = StructuredOutputs.of(self.structured_outputs)
             yield AskedConstraint(value, f"structured_outputs.{value.constraint.kind}")
         for name, kind in _KINDS.items():

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from octavo.base.errors import EngineError, InvalidRequestError, OctavoError
-from octavo.core.batch import NO_TOKEN_LEFT, OVERFLOW
+from octavo.core.batch import CONSTRAINT_PROBLEM, NO_TOKEN_LEFT, OVERFLOW
 from octavo.core.limits import RequestWork
 from octavo.core.prefix_cache import MissReason
 from octavo.core.sampling_params import SamplingParams, check_prompt_logprobs
@@ -291,6 +291,8 @@ def sample_error(reason: str | None) -> OctavoError:
     """Return the error for a request whose only sample failed: the request's fault, or the
     engine's."""
     if reason in (NO_TOKEN_LEFT, OVERFLOW):
+        return InvalidRequestError(reason)
+    if reason is not None and reason.startswith(CONSTRAINT_PROBLEM):
         return InvalidRequestError(reason)
     return EngineError(reason or "no token could be sampled")
 

@@ -120,11 +120,11 @@ class PromptRenderer:
         of its answers.
 
         A field that the template does not use is refused, but for ``tools``, which then are written
-        into messages, for ``chat_template_kwargs``, which clients send to any model, and for
-        ``reasoning_effort``: where the template only knows whether to think, "none" is not to, and
-        where it does not, it is noted in ``ignored`` (unless that is strict). ``thinking``, whether
-        to think, goes before an effort, and is noted likewise where the model cannot be told. A
-        developer's message is a system message to templates that do not know that role.
+        into messages, and for those that clients send to any model: ``chat_template_kwargs``,
+        ``thinking`` and ``reasoning_effort``. Where the template only knows whether to
+        think, an effort of "none" is not to; what it knows nothing of is noted in ``ignored``
+        (unless that is strict). A developer's message is a system message to templates that do not
+        know that role.
 
         Raises:
             InvalidRequestError: a field of the conversation is wrong, or the template cannot render
@@ -209,11 +209,11 @@ class PromptRenderer:
         asked = AskedTools.of(tools, tool_choice, parallel=parallel_tool_calls)
         variables = self._check_variables(chat_template_kwargs)
         known = self._chat_templates.of(chat_template or self._chat_template, tools=asked.tools)
-        effort = _reasoning_variables(known, reasoning_effort, thinking, ignored)
-        given = {"documents": documents, "reasoning_effort": effort.get("reasoning_effort")}
-        for name, value in given.items():
-            if value and name not in known.source:
-                raise InvalidRequestError("the chat template of this model does not use it", name)
+        effort = _thinking_variables(known, reasoning_effort, thinking, ignored)
+        for name in known.unread(variables):
+            _ignore(f"chat_template_kwargs.{name}", ignored)
+        if documents and "documents" not in known.source:
+            raise _unused("documents")
         if documents:
             variables["documents"] = documents
         if "developer" not in known.source:
@@ -310,22 +310,34 @@ def _as_system(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "role": "system"} if message.get("role") == "developer" else message
 
 
-def _reasoning_variables(
-    known: KnownTemplate, effort: str | None, thinking: bool | None, ignored: IgnoredFields
+def _thinking_variables(
+    known: KnownTemplate,
+    effort: str | None,
+    thinking: bool | None,
+    ignored: IgnoredFields,
 ) -> dict[str, Any]:
     """Return the variables that tell a template whether, and how much, the model is to think."""
     variables: dict[str, Any] = {}
-    wanted = effort != "none" if effort and thinking is None else thinking
-    if wanted is not None and known.thinking_switch is not None:
-        variables[known.thinking_switch] = wanted
-    elif thinking is not None and thinking is (known.format.thoughts is None):
-        if ignored.strict:
-            raise InvalidRequestError("this model cannot be told whether to think", "thinking")
-        ignored.add("thinking")
-    if not effort:
-        return variables
-    if effort != "none" and ("reasoning_effort" in known.source or ignored.strict):
-        variables["reasoning_effort"] = effort
-    elif not variables and (effort != "none" or known.format.thoughts is not None):
-        ignored.add("reasoning_effort")
+    switch = known.thinking_switch
+    if effort and switch is not None:
+        variables[switch] = effort != "none"
+    if effort and effort != "none" and known.effort_variable is not None:
+        variables[known.effort_variable] = effort
+    elif effort and not variables and (effort != "none" or known.format.thoughts is not None):
+        _ignore("reasoning_effort", ignored)
+    if thinking is not None and switch is not None:
+        variables[switch] = thinking
+    elif thinking is not None and (thinking or known.format.thoughts is not None):
+        _ignore("enable_thinking", ignored)
     return variables
+
+
+def _ignore(field: str, ignored: IgnoredFields) -> None:
+    """Note a field that the template does not use, or refuse it."""
+    if ignored.strict:
+        raise _unused(field)
+    ignored.add(field)
+
+
+def _unused(field: str) -> InvalidRequestError:
+    return InvalidRequestError("the chat template of this model does not use it", field)

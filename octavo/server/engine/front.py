@@ -372,6 +372,8 @@ class Front(abc.ABC):
             error = error_from_message(message)
             if isinstance(error, ConstraintError):
                 self._observer.on_constraint_refused(error.reason)
+            elif isinstance(error, QueueFullError):
+                self._observer.on_rejected("constraints")
             entry.generation.fail(error)
             self._close(entry, "error")
 

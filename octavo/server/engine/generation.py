@@ -523,7 +523,7 @@ class EngineObserver:
         """A request was refused for overload.
 
         ``reason`` is "queue_requests", "queue_tokens", "work", "rate_requests", "rate_tokens",
-        "concurrency", "work_of_key", "predicted_ttft", "draining" or "unavailable".
+        "concurrency", "work_of_key", "predicted_ttft", "constraints", "draining" or "unavailable".
         """
 
     def on_ignored_fields(self, names: Sequence[str]) -> None:

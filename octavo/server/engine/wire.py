@@ -56,12 +56,20 @@ from operator import attrgetter
 from typing import Any
 
 from octavo.base import errors
-from octavo.base.errors import ConstraintError, EngineError, OctavoError, PromptTooLongError
+from octavo.base.errors import (
+    ConstraintError,
+    EngineError,
+    EngineUnavailableError,
+    OctavoError,
+    PromptTooLongError,
+    QueueFullError,
+)
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams, SpeculativeParams
 from octavo.core.sink_window import SinkWindowRules
 from octavo.core.stats import StepStats
 from octavo.core.structured_outputs import StructuredOutputs
+from octavo.core.thought_texts import ThoughtTexts
 from octavo.server.engine.generation import EngineFacts, GenerationStats
 from octavo.serving.outputs import Delta
 
@@ -199,6 +207,8 @@ def params_to_dict(params: SamplingParams) -> dict[str, Any]:
         values["speculative"] = asdict(params.speculative)
     if isinstance(params.structured_outputs, StructuredOutputs):
         values["structured_outputs"] = params.structured_outputs.to_dict()
+    if isinstance(params.thought_texts, ThoughtTexts):
+        values["thought_texts"] = asdict(params.thought_texts)
     return values
 
 
@@ -214,6 +224,8 @@ def error_to_message(error: BaseException) -> Message:
     }
     if isinstance(error, ConstraintError):
         message["reason"] = error.reason
+    if isinstance(error, QueueFullError | EngineUnavailableError):
+        message["retry_after"] = error.retry_after
     if isinstance(error, PromptTooLongError):
         message |= {"num_prompt_tokens": error.num_prompt_tokens, "limit": error.limit}
     return message
@@ -231,6 +243,9 @@ def error_from_message(message: Message) -> OctavoError:
         if isinstance(error, errors.ConstraintError):
             error.reason = message["reason"]
         return error
+    if kind in (QueueFullError, EngineUnavailableError):
+        delayed: OctavoError = kind(text, message["retry_after"])
+        return delayed
     if kind is errors.ModelFileError or kind is None or not issubclass(kind, OctavoError):
         return EngineError(text)
     made = kind(text)

@@ -43,7 +43,6 @@ from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step_meter import CountedExperts, StepMeter, SwitchableMeter
 from octavo.cost.loaded_model import live_rank_model
-from octavo.grammars.trial import TrialProcess
 from octavo.server.engine.generation import EngineFacts, GenerationStats
 from octavo.server.engine.in_flight_record import InFlightRecord, RecordedExecutor
 from octavo.server.engine.wire import (
@@ -126,7 +125,7 @@ class EngineWorker:
         self._send = send
         self._groups: dict[str, SampleGroup] = {}  # unfinished requests, except the probe
         self._waiting: dict[str, str] = {}  # ids of first samples not computed yet, to requests
-        self._preparation = MaskPreparation()
+        self._preparation = MaskPreparation(engine.grammars)
         self._preparing: dict[str, Message] = {}  # requests that are not added yet
         self._num_errors_in_a_row = 0
         self._snapshot: EngineSnapshot | None = None  # None while snapshots are off
@@ -144,8 +143,6 @@ class EngineWorker:
 
     def run(self) -> None:
         """Step the engine until a ``stop`` message comes."""
-        # Making it later would hold up the streams of others: nothing else runs meanwhile.
-        self._preparation.submit(self._engine.grammars.vocabulary)
         try:
             self._loop.run()
         finally:
@@ -245,7 +242,7 @@ class EngineWorker:
         def done(mask: PreparedMask | BaseException) -> None:
             self._loop.tell(partial(self._end_preparing, message, params, mask))
 
-        self._preparation.submit(prepare, done)
+        self._preparation.submit(params, message["tenant"], prepare, done)
 
     def _end_preparing(
         self, message: Message, params: SamplingParams, mask: PreparedMask | BaseException
@@ -507,8 +504,7 @@ def serve(connection: Connection, record: InFlightRecord, own_host: str = "") ->
         *(loaded.text_engine, record, meter, send, loaded.peers, links), clock_lead=clock_lead
     )
     loaded.ranks.when_one_ends(worker.end)
-    if hasattr(os, "fork"):
-        loaded.text_engine.grammars.trial = TrialProcess()
+    loaded.text_engine.grammars.tries_small = True  # clients may want to do harm
     made.set_result(worker)
     gc.collect()
     gc.freeze()  # the model is for ever: no collection has to look at it again

@@ -21,7 +21,12 @@ from starlette.responses import Response
 from octavo.base.errors import ConfigError, EngineUnavailableError, QueueFullError
 from octavo.page.site import is_page
 from octavo.server.engine.generation import EngineClient, EngineObserver
-from octavo.server.http.context import IgnoredFields, RequestContext, create_request_id
+from octavo.server.http.context import (
+    REFUSED_CONSTRAINT,
+    IgnoredFields,
+    RequestContext,
+    create_request_id,
+)
 from octavo.server.http.error_dialects import ErrorDialects
 from octavo.server.http.errors import HttpError, to_http_error
 from octavo.server.http.hosts import AllowedHosts
@@ -164,6 +169,8 @@ class AccessControl:
                 tenant.end_request()
             if ignored.names:
                 self._observer.on_ignored_fields(ignored.names)
+            if REFUSED_CONSTRAINT in scope:
+                self._observer.on_constraint_refused(scope[REFUSED_CONSTRAINT])
 
     # -- origin and key ----------------------------------------------------------------------
 

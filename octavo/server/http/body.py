@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.server.http.background import in_background
-from octavo.server.http.context import IgnoredFields, request_context
+from octavo.server.http.context import REFUSED_CONSTRAINT, IgnoredFields, request_context
 from octavo.server.http.errors import HttpError, to_http_error
 from octavo.server.http.json_text import parse
 
@@ -26,6 +26,14 @@ T = TypeVar("T")
 
 # Messages in place of pydantic's own.
 _MESSAGES = {"missing": "is required", "extra_forbidden": "is not a known field"}
+
+
+# The type of pydantic's errors of fields that constrain the answer.
+CONSTRAINT = "constraint"
+
+
+class ConstraintRefusal(HttpError):
+    """A 400 for a body with a constraint on the answer that is none."""
 
 
 class JsonRoute(APIRoute):
@@ -47,7 +55,11 @@ class JsonRoute(APIRoute):
                 body = await request.body()
                 ignored = request_context(request).ignored
                 # Starlette takes this for the parsed body; an instance passes FastAPI unchanged.
-                request._json = await work_on_body(request, read_model, model, body, ignored)
+                try:
+                    request._json = await work_on_body(request, read_model, model, body, ignored)
+                except ConstraintRefusal:
+                    request.scope[REFUSED_CONSTRAINT] = "invalid"
+                    raise
             return await answer(request)
 
         return read_and_answer
@@ -144,7 +156,8 @@ def _to_http_error(error: ValidationError, value: Any) -> HttpError:
     """Return an error with a line for each wrong field. Alternatives that a field failed are one
     line."""
     problems: dict[str, list[str]] = {}
-    for detail in error.errors(include_url=False, include_context=False, include_input=False):
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    for detail in details:
         path = _path(detail["loc"], value, detail["type"])
         message = _MESSAGES.get(detail["type"], detail["msg"])
         message = message.removeprefix("Value error, ").replace("Input should", "should")
@@ -157,7 +170,9 @@ def _to_http_error(error: ValidationError, value: Any) -> HttpError:
     ]
     if len(problems) > MAX_PROBLEMS:
         lines.append(f"and {len(problems) - MAX_PROBLEMS} more")
-    return HttpError(400, "; ".join(lines), param=next(iter(problems)) or None)
+    is_constraint = any(detail["type"] == CONSTRAINT for detail in details)
+    kind = ConstraintRefusal if is_constraint else HttpError
+    return kind(400, "; ".join(lines), param=next(iter(problems)) or None)
 
 
 def _path(location: Sequence[int | str], value: Any, kind: str) -> str:

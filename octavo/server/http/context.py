@@ -12,6 +12,8 @@ from octavo.server.http.tenants import Tenant
 
 # Keys of the ASGI scope. True if the connection was cut because its client did not read.
 SLOW_READER = "octavo.slow_reader"
+# Why a constraint on the answer was refused while the body was read: a reason of `ConstraintError`.
+REFUSED_CONSTRAINT = "octavo.refused_constraint"
 # A function that drops the connection at once, with all that waits to be sent.
 ABORT = "octavo.abort"
 # The path that a client has asked for, where it is another one's alias.

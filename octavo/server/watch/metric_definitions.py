@@ -25,6 +25,7 @@ REJECTIONS = (
     "rate_tokens",
     "concurrency",
     "work_of_key",
+    "constraints",
     "predicted_ttft",
     "draining",
     "unavailable",
@@ -438,7 +439,7 @@ FAMILIES = (
     ),
     _counter(
         "structured_output_refusals",
-        "Of these, those that were refused: the constraint is none (invalid), has a part that is "
+        "Requests that were refused for their constraint: it is none (invalid), has a part that is "
         "not supported, no text has it (unsatisfiable), the model cannot write it (unwritable), or "
         "it is too complex.",
         "reason",

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
 from octavo.base.errors import BenchmarkError
-from octavo.bench.structured.llama_server import LlamaServer
+from octavo.bench.structured.llama_server import (
+    LlamaQuestion,
+    LlamaServer,
+    running_llama_server,
+)
 
 
 @pytest.fixture
@@ -52,9 +58,9 @@ def test_an_answer(server):
         )
     )
     peer = LlamaServer(url)
-    assert peer.answer("hello", 9, {"type": "object"}) == ("{}", True, 7, 12.5)
-    peer.answer("hello", 9)
-    constrained, plain = asked
+    questions = [LlamaQuestion("hello", 9, {"type": "object"}), LlamaQuestion("hello", 9)]
+    assert peer.answers(questions) == [("{}", True, 7, 12.5)] * 2
+    constrained, plain = sorted(asked, key=lambda each: "ignore_eos" in each)
     assert constrained["path"] == plain["path"] == "/completion"
     assert constrained["json_schema"] == {"type": "object"} and "ignore_eos" not in constrained
     assert "json_schema" not in plain and plain["ignore_eos"] and plain["n_predict"] == 9
@@ -65,11 +71,63 @@ def test_what_goes_wrong_is_said(server, answer):
     url, _, answers = server
     answers.append(answer)
     with pytest.raises(BenchmarkError, match="no such keyword|timings"):
-        LlamaServer(url).answer("hello", 9)
+        LlamaServer(url).answers([LlamaQuestion("hello", 9)])
 
 
 def test_where_nothing_answers():
     with pytest.raises(BenchmarkError, match="127.0.0.1:9"):
-        LlamaServer("http://127.0.0.1:9").answer("hello", 9)
-    with pytest.raises(BenchmarkError, match="no URL"):
+        LlamaServer("http://127.0.0.1:9").answers([LlamaQuestion("hello", 9)])
+    with pytest.raises(BenchmarkError, match="neither a program here nor a URL"):
         LlamaServer("127.0.0.1")
+
+
+def program(folder: Path, text: str) -> Path:
+    """Write a program of Python in place of llama-server."""
+    path = folder / "llama-server"
+    path.write_text(f"#!{sys.executable}\n{text}")
+    path.chmod(0o755)
+    return path
+
+
+SERVES = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self):
+        self.send_error(400, " ".join(sys.argv[1:]))
+
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+def test_a_server_of_its_own_runs_as_long_as_it_is_asked(tmp_path):
+    model, settings = tmp_path / "m.gguf", {"streams": 4, "threads": 3, "max_tokens": 52}
+    its_flags = "--model .*m.gguf .*--threads 3 .*--parallel 4"
+    with (
+        running_llama_server(program(tmp_path, SERVES), model, **settings) as server,
+        pytest.raises(BenchmarkError, match=its_flags),
+    ):
+        server.answers([LlamaQuestion("hello", 9)])
+    with pytest.raises(BenchmarkError, match="refused"):
+        server.answers([LlamaQuestion("hello", 9)])
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "message"),
+    [
+        ("raise SystemExit('no such model')", "m.gguf", "does not start.*no such model"),
+        ("", "folder", "reads GGUF files"),
+    ],
+)
+def test_a_server_that_does_not_start(tmp_path, text, model, message):
+    settings = {"streams": 1, "threads": 1, "max_tokens": 9}
+    with (
+        pytest.raises(BenchmarkError, match=message),
+        running_llama_server(program(tmp_path, text), tmp_path / model, **settings),
+    ):
+        pass

@@ -19,4 +19,5 @@ def test_it_does_what_its_mask_does_and_notes_the_time_of_each():
     other.advance([5])
     assert other.bitmask() != timed.bitmask()
     assert len(seconds) == 5 and min(seconds) > 0
-    assert (timed.is_slow, timed.is_over, timed.problem) == (False, False, None)
+    assert (timed.seconds, timed.is_over, timed.problem) == (0.0, False, None)
+    assert not timed.parts()

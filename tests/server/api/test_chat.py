@@ -633,6 +633,14 @@ def test_an_only_sample_that_fails_is_an_error(scripted):
     assert last["error"]["type"] == "server_error"
 
 
+def test_an_answer_that_its_constraint_ends_is_the_fault_of_the_request(scripted):
+    problem = "structured_outputs: the grammar is too complex for this answer: a reason"
+    bad = delta(0, "", [], "error", error=problem)
+    for stream in (False, True):
+        error = scripted([bad]).post(400, stream=stream)
+        assert (error["type"], error["message"]) == ("invalid_request_error", problem)
+
+
 def test_one_of_several_samples_fails_alone(scripted):
     script = (
         [delta(0, "a", [1]), delta(1, "", [], "error", error="NaN")],

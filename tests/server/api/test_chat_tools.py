@@ -183,6 +183,103 @@ def test_a_long_answer_is_parsed_beside_the_event_loop(api, monkeypatch):
     assert long, threads
 
 
+def logprob_text(answer, stream):
+    choices = [choice for chunk in (answer if stream else [answer]) for choice in chunk["choices"]]
+    found = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    return bytes(int(-entry["logprob"]) for each in found for entry in each["content"]).decode()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_are_those_of_all_tokens_in_their_order(api, stream):
+    call = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+    text = f"<think>Hm.</think>Yes.{call}"
+    server = api(Writer(text, size=3), CASES["hermes"].format())
+    asked = {"tools": TOOLS, "logprobs": True, "stream": stream, "joins": False}
+    assert logprob_text(server.post(**asked), stream) == text
+    # The first characters of the tag might have been text.
+    hidden = logprob_text(server.post(**asked, include_reasoning=False), stream)
+    assert hidden == f"<thinkYes.{call}"
+    refused = {"tools": TOOLS, "top_logprobs": 2}
+    assert server.post(400, **refused)["param"] == "top_logprobs"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_answers_have_calls_of_their_own(api, stream):
+    texts = [
+        f'<tool_call>\n{{"name": "get_weather", "arguments": {{"city": "{city}"}}}}\n</tool_call>'
+        for city in ("Paris", "Rome")
+    ]
+    server = api(Writer(*texts, "Neither.", size=4), CASES["hermes"].format())
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    answer = server.post(n=3, tools=TOOLS, **options)
+    found = [parts(choice)[2] for choice in answer["choices"]]
+    assert found == [[("get_weather", f'{{"city": "{city}"}}')] for city in ("Paris", "Rome")] + [
+        []
+    ]
+    reasons = [choice["finish_reason"] for choice in answer["choices"]]
+    assert reasons == ["tool_calls", "tool_calls", "stop"]
+    assert len({c["message"]["tool_calls"][0]["id"] for c in answer["choices"][:2]}) == 2
+    assert answer["usage"]["completion_tokens"] == sum(map(len, (*texts, "Neither.")))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_within_a_call_leaves_no_call_to_be_made(api, stream):
+    """Stop strings are looked for in all that is written; the call is cut off, and says so."""
+    whole = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>\n'
+    cut = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "'
+    for before in ("", whole):
+        server = api(Writer(before + cut, size=5), CASES["hermes"].format())
+        (choice,) = server.post(tools=TOOLS, stop=["Par"], stream=stream)["choices"]
+        assert choice["finish_reason"] == "stop" and "malformed" in choice["warnings"][0]
+        assert parts(choice)[2][-1] == ("get_weather", '{"city": "')
+    server = api(Writer("Hm", size=1), CASES["hermes"].format(), inside=True)
+    (choice,) = server.post(stop=["."], stream=stream)["choices"]
+    assert parts(choice) == ("Hm", None, []) and choice["finish_reason"] == "stop"
+
+
+def test_fields_that_cannot_be_had_are_refused_by_name(api):
+    for body in ({"echo": True}, {"functions": [{"name": "f"}]}, {"best_of": 2}):
+        (name,) = body
+        assert api(Writer("x"), QWEN3).post(400, **body)["param"] == name
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+    assert "continue_final_message" in api(Writer("x"), QWEN3).post(400, **both)["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_special_tokens_are_read_whatever_the_client_says(api, stream):
+    text = "[THINK]Hm.[/THINK]Yes.[TOOL_CALLS]clock[ARGS]{}"
+    for skips in (True, False):
+        server = api(Writer(text, size=3), CASES["mistral-args"].format())
+        asked = {"tools": TOOLS, "skip_special_tokens": skips, "stream": stream}
+        (choice,) = server.post(**asked)["choices"]
+        assert parts(choice) == ("Hm.", "Yes.", [("clock", "{}")])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_message_is_continued_within_its_thought_or_its_content(api, stream):
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{# <think> </think> #}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    for begun, found in (
+        ("<think>I wonder", (" whether.", "Yes.", [])),
+        ("So", (None, " whether.</think>Yes.".replace("</think>", ""), [])),
+    ):
+        server = api(Writer(" whether.</think>Yes.", size=3), template)
+        messages = [*USER, {"role": "assistant", "content": begun}]
+        asked = {"continue_final_message": True, "stream": stream, "messages": messages}
+        (choice,) = server.post(**asked)["choices"]
+        reasoning, content, calls = parts(choice)
+        assert ((reasoning or "").strip() or None, content, calls) == (
+            found[0] and found[0].strip(),
+            found[1],
+            found[2],
+        )
+    server.post(**asked, response_format={"type": "json_object"})
+    constraint = server.engine.requests[-1].params.structured_outputs
+    assert constraint.preamble is None  # what is continued has neither a thought nor a header
+
+
 def test_what_has_no_parts_is_content_as_it_is(api):
     text = "<tool_call>  {} </think> "
     for stream in (False, True):
@@ -242,7 +339,7 @@ def test_choices_of_tools_constrain_the_answer(api):
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         (
             {"messages": [*USER, {"role": "assistant", "tool_calls": [
-                {"type": "function", "function": {"name": "f", "arguments": "{"}}]}]},
+                {"type": "function", "function": {"name": "f", "arguments": "[1"}}]}]},
             "messages.1.tool_calls.0.function.arguments",
         ),
     ],
@@ -273,6 +370,36 @@ def test_a_conversation_of_an_agent_goes_back_in(api, byte_tokenizer):
     assert '{"name": "f", "arguments": {"x": 1}}\n</tool_call>21' in prompt({"x": 1})
 
 
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [
+        ('{"city": "Par', '{"city": "Par"}'),
+        ('{"city": "Paris", "days": [1, {"a": "\\u00', '{"city": "Paris", "days": [1, {"a": ""}]}'),
+        ('{"city": "Paris", "da', '{"city": "Paris"}'),
+        ("{", "{}"),
+    ],
+)
+def test_a_call_that_was_cut_off_goes_back_in(api, byte_tokenizer, arguments, written):
+    def prompt(template):
+        call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        server = api(Writer("x"), template)
+        server.post(messages=[*USER, {"role": "assistant", "tool_calls": [call]}], tools=TOOLS)
+        return byte_tokenizer.decode(server.engine.requests[0].prompt_token_ids)
+
+    assert f'{{"name": "f", "arguments": {written}}}\n</tool_call>' in prompt(QWEN3)
+    # A template that writes text as it is, and fails where it is an object.
+    takes_text = QWEN3.replace("function.arguments | tojson", "function.arguments + ''")
+    assert f'{{"name": "f", "arguments": {arguments}}}\n</tool_call>' in prompt(takes_text)
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1} and more', '{"a" 1}', "no", '["a"]', "{" * 999])
+def test_arguments_that_begin_no_object_are_refused(api, arguments):
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [*USER, {"role": "assistant", "tool_calls": [call]}]
+    error = api(Writer("x"), QWEN3).post(400, messages=messages, tools=TOOLS)
+    assert error["param"] == "messages.1.tool_calls.0.function.arguments"
+
+
 def test_an_effort_of_none_switches_thoughts_off(api, byte_tokenizer):
     def prompt(**body):
         server = api(Writer("x"), QWEN3)
@@ -283,6 +410,26 @@ def test_an_effort_of_none_switches_thoughts_off(api, byte_tokenizer):
     assert not prompt(reasoning_effort="low").endswith("</think>\n\n")
     kept = {"chat_template_kwargs": {"enable_thinking": True}}
     assert not prompt(reasoning_effort="none", **kept).endswith("</think>\n\n")
+
+
+def test_thinking_is_switched_where_the_template_knows_it(api, byte_tokenizer):
+    server = api(Writer("x"), QWEN3)
+    server.post(enable_thinking=False)
+    prompt = byte_tokenizer.decode(server.engine.requests[0].prompt_token_ids)
+    assert prompt.endswith("</think>\n\n")
+    server.post(enable_thinking=True, reasoning_effort="none")  # the switch itself goes first
+    prompt = byte_tokenizer.decode(server.engine.requests[1].prompt_token_ids)
+    assert prompt == "Hello"
+
+
+def test_a_budget_of_thoughts_is_kept_by_the_tags_of_the_format_that_is_written(api):
+    server = api(Writer("x"), CASES["mistral-args"].format(), inside=True)
+    server.post(thinking_budget=7)
+    texts = server.engine.requests[0].params.thought_texts
+    assert (texts.begin, texts.ends) == ("[THINK]", ("[/THINK]", "[TOOL_CALLS]"))
+    assert texts.closing == "[/THINK]" and texts.begins_inside
+    error = api(Writer("x"), CASES["llama-json"].format()).post(400, thinking_budget=7)
+    assert error["param"] == "thinking_token_budget"
 
 
 def test_a_budget_of_thoughts_goes_to_the_engine_by_any_of_its_names(api):
@@ -302,8 +449,8 @@ def test_constraints_of_the_content_begin_after_thoughts():
         return params.structured_outputs
 
     inside = asked(AnswerReader(hermes, AskedTools(), True, thoughts))
-    assert (inside.begins_with, inside.begins_after) == (None, "</think>")
+    assert inside.preamble == hermes.before_body(begins_in_thought=True)
     maybe = asked(AnswerReader(hermes, AskedTools(), False, thoughts))
-    assert (maybe.begins_with, maybe.begins_after) == ("<think>", "</think>")
+    assert maybe.preamble == hermes.before_body(begins_in_thought=False)
     both = asked(AnswerReader(hermes, AskedTools.of(TOOLS), False, thoughts))
     assert "<tool_call>" in both.grammar and "%json" in both.grammar

@@ -142,13 +142,45 @@ def test_an_effort_that_the_template_does_not_know_is_ignored(renderer, rich):
     assert known.names == ()
 
 
-@pytest.mark.parametrize("name", ["documents", "reasoning_effort"])
-def test_what_the_template_has_no_place_for_is_refused(renderer, name):
-    value = "low" if name == "reasoning_effort" else [{"title": "T"}]
+@pytest.mark.parametrize(
+    ("name", "value", "noted"),
+    [
+        ("thinking", True, "enable_thinking"),
+        ("thinking", False, None),  # it does not think anyhow
+        ("reasoning_effort", "none", None),
+        (
+            "chat_template_kwargs",
+            {"enable_thinking": False},
+            "chat_template_kwargs.enable_thinking",
+        ),
+        ("chat_template_kwargs", {"message": 1}, "chat_template_kwargs.message"),
+    ],
+)
+def test_what_the_template_does_not_read_is_noted(renderer, name, value, noted):
+    ignored = IgnoredFields()
+    assert chat(renderer, **{name: value}, ignored=ignored) == chat(renderer)
+    assert ignored.names == ((noted,) if noted else ())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "field"),
+    [
+        ("documents", [{"title": "T"}], "documents"),
+        ("reasoning_effort", "low", "reasoning_effort"),
+        ("thinking", True, "enable_thinking"),
+        ("chat_template_kwargs", {"x": 1}, "chat_template_kwargs.x"),
+    ],
+)
+def test_what_the_template_has_no_place_for_is_refused(renderer, name, value, field):
     with pytest.raises(InvalidRequestError) as caught:
         chat(renderer, **{name: value}, ignored=IgnoredFields(strict=True))
-    assert caught.value.field == name
+    assert caught.value.field == field
     assert chat(renderer, **{name: None}) == chat(renderer)
+
+
+def test_an_effort_goes_by_the_name_that_the_template_has_for_it(byte_tokenizer):
+    renderer = PromptRenderer(byte_tokenizer, chat_template="{{ thinking_effort }}")
+    assert chat(renderer, reasoning_effort="max") == "max"
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "bos_token"])
@@ -187,7 +219,7 @@ def test_arguments_of_tool_calls_are_objects_to_the_template(rich):
         return [*USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
 
     assert "(f 3)" in chat(rich, messages('{"x": 3}'))
-    for wrong in ("[1]", "{", "3"):
+    for wrong in ("[1]", "x", "3"):
         with pytest.raises(InvalidRequestError) as caught:
             chat(rich, messages(wrong))
         assert caught.value.field == "messages.1.tool_calls.0.function.arguments"

@@ -126,6 +126,7 @@ DIFFERENT = {
     "cache_prompt": False,
     "structured_outputs": {"regex": "a+"},
     "thinking_token_budget": 3,
+    "thought_texts": {"begin": "<think>", "ends": ["</think>"], "closing": "</think>"},
 }
 
 

@@ -10,15 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.base.errors import (
+    ConstraintError,
     EngineError,
+    EngineUnavailableError,
     InvalidRequestError,
     ModelFileError,
     ModelNotFoundError,
     PromptTooLongError,
+    QueueFullError,
 )
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.stats import StepStats
+from octavo.core.thought_texts import ThoughtTexts
 from octavo.server.engine import (
     client,
     front,
@@ -109,6 +113,10 @@ def test_stats_of_a_request_come_back():
         SamplingParams(n=3, max_tokens=None, stop=("a", "b"), seed=2**64 - 1, top_p=0.5),
         SamplingParams(speculative={"enabled": False, "num_speculative_tokens": 3}),
         SamplingParams(logit_bias={5: -1.5, 7: 2}, allowed_token_ids=(1, 2), prompt_logprobs=0),
+        SamplingParams(
+            thinking_token_budget=3,
+            thought_texts=ThoughtTexts("<a>", ("</a>",), "</a>", True),
+        ),
     ],
 )
 def test_parameters_are_sent_as_far_as_they_say_something(params):
@@ -129,6 +137,10 @@ def test_facts_come_back():
         PromptTooLongError("too long", 7, 5),
         ModelNotFoundError("no such model"),
         EngineError("a bug"),
+        QueueFullError("too many constraints", 2.5),
+        EngineUnavailableError("not now", 1.5),
+        QueueFullError("full"),
+        ConstraintError("is none", "structured_outputs.json", "unsatisfiable"),
     ],
 )
 def test_errors_come_back_as_they_were(error):

@@ -388,6 +388,25 @@ class SlowMasks:
 CONSTRAINED = {"max_tokens": 3, "ignore_eos": True, "structured_outputs": {"regex": "a"}}
 
 
+@pytest.mark.parametrize("structured_outputs", [None, {"regex": "a+"}])
+def test_a_vocabulary_is_made_for_a_constraint_alone_and_not_by_the_engine(
+    server, monkeypatch, structured_outputs
+):
+    threads, plainly = [], server.engine.grammars.vocabulary
+
+    def vocabulary():
+        threads.append(threading.get_ident())
+        return plainly()
+
+    monkeypatch.setattr(server.engine.grammars, "vocabulary", vocabulary)
+    server.add("a", [1, 2], params={"max_tokens": 3, "structured_outputs": structured_outputs})
+    server.add("b", [3])
+    server.run()  # its model has no end, so that the constraint is refused after all
+    assert server.tokens["b"]
+    assert len(threads) == (structured_outputs is not None)
+    assert threading.get_ident() not in threads
+
+
 def test_a_constraint_is_compiled_beside_the_engine_and_others_go_on(server):
     masks, order, end = SlowMasks(server.engine), [], server._end
 

@@ -29,6 +29,7 @@ NAMES = FieldNames(
         "messages": "messages.",
         "prompt": "messages",
         "reasoning_effort": "output_config.effort",
+        "enable_thinking": "thinking",
         "thinking_token_budget": "thinking.budget_tokens",
         "stop": "stop_sequences",
     }

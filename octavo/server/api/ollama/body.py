@@ -35,7 +35,7 @@ NAMES = FieldNames(
         "max_tokens": "options.num_predict",
         "repetition_penalty": "options.repeat_penalty",
         "reasoning_effort": "think",
-        "thinking": "think",
+        "enable_thinking": "think",
         **{
             name: f"options.{name}"
             for name in (

@@ -145,6 +145,9 @@ class ChatCompletionRequest(GenerationFields):
     reasoning_effort: Label | None = Field(
         None, description="none is not to think; as far as the chat template knows it"
     )
+    enable_thinking: bool | None = Field(
+        None, description="whether to think; as far as the chat template knows it"
+    )
     include_reasoning: bool | None = Field(None, description="false leaves thoughts out (yes)")
     separate_reasoning: bool | None = Field(
         None, description="false leaves thoughts in the content, with their tags (yes)"
@@ -178,6 +181,7 @@ class ChatCompletionRequest(GenerationFields):
             parallel_tool_calls=self.parallel_tool_calls,
             documents=self.documents,
             reasoning_effort=self.reasoning_effort,
+            thinking=self.enable_thinking,
             chat_template=self.chat_template,
             chat_template_kwargs=self.chat_template_kwargs,
             add_generation_prompt=not self.continue_final_message if begins is None else begins,

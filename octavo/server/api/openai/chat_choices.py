@@ -61,15 +61,15 @@ class ChatChoiceWriter(ChoiceWriter):
             shown["tool_calls"] = [_piece_of_call(call) for call in parsed.tool_calls]
         return {
             "delta": shown,
-            "logprobs": chat_logprobs(delta.logprobs, self._names) if delta.logprobs else None,
+            "logprobs": self._logprobs(index, delta) if delta.logprobs else None,
             **self._end(index, delta),
         }
 
     def message(self, index: int, completion: Delta) -> dict[str, Any]:
-        wants_logprobs = self._job.params.logprobs is not None
-        logprobs = chat_logprobs(completion.logprobs, self._names) if wants_logprobs else None
         parsed = ParsedMessage()
         parsed.add(self._shown(self._parse(index, completion), index))
+        wants_logprobs = self._job.params.logprobs is not None
+        logprobs = self._logprobs(index, completion) if wants_logprobs else None
         has_parts = parsed.tool_calls or parsed.reasoning
         message: dict[str, Any] = {
             "role": "assistant",
@@ -81,6 +81,14 @@ class ChatChoiceWriter(ChoiceWriter):
         if parsed.tool_calls:
             message["tool_calls"] = [_call(call) for call in parsed.tool_calls]
         return {"message": message, "logprobs": logprobs, **self._end(index, completion)}
+
+    def _logprobs(self, index: int, delta: Delta) -> dict[str, Any]:
+        """Return the object of all tokens that were generated, but for thoughts that are left
+        out."""
+        entries = delta.logprobs
+        if not self._shows_thoughts and (flags := self._parsings[index].are_thoughts):
+            entries = [entry for entry, flag in zip(entries, flags, strict=True) if not flag]
+        return chat_logprobs(entries, self._names)
 
     def about_prompt(self) -> dict[str, Any]:
         extra: dict[str, Any] = {}
@@ -113,7 +121,8 @@ class ChatChoiceWriter(ChoiceWriter):
             return {}
         parsing = self._parsings[index]
         end: dict[str, Any] = {}
-        if parsing.num_calls and delta.finish_reason == "stop":
+        # A stop string may cut off a call, which is not to be made then.
+        if parsing.num_calls and delta.finish_reason == "stop" and not parsing.has_open_call:
             end["finish_reason"] = "tool_calls"
         if parsing.warnings:
             end["warnings"] = parsing.warnings

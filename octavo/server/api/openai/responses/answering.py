@@ -99,9 +99,7 @@ class ResponseRequest:
                 error_event=lambda error: events.written(writer.fail(error)),
             )
         if body.background:
-            text = await self._keep(writer, answer)
-            self._background.begin(self._id, self._make(answer, writer))
-            return json_answer(text, headers)
+            return json_answer(await self._begin_in_background(writer, answer), headers)
         piece = await answer.whole(request)
         for _ in (*writer.add(piece), *writer.end()):
             pass
@@ -120,6 +118,16 @@ class ResponseRequest:
         end = await events.write(writer.end())
         await self._keep(writer, answer)
         yield end
+
+    async def _begin_in_background(self, writer: ResponseWriter, answer: ChatAnswer) -> str:
+        """Begin to make the answer, and return it as it stands."""
+        try:
+            text = await self._keep(writer, answer)
+        except BaseException:
+            answer.job.close()
+            raise
+        self._background.begin(self._id, self._make(answer, writer))
+        return text
 
     async def _make(self, answer: ChatAnswer, writer: ResponseWriter) -> None:
         """Make the answer without its client, and keep it however it ends."""

@@ -39,7 +39,7 @@ NAMES = FieldNames(
         "messages": "input.",
         "max_tokens": "max_output_tokens",
         "reasoning_effort": "reasoning.effort",
-        "thinking": "reasoning.effort",
+        "enable_thinking": "reasoning.effort",
         "prompt": "input",
     }
 )

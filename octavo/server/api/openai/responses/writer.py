@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from octavo.chat_formats.messages import MessageDelta, ToolCallDelta
-from octavo.core.batch import TokenLogprobs
 from octavo.server.api.chat_answer import AnswerPiece, ChatAnswer
 from octavo.server.api.openai.logprobs import TokenNames, chat_logprobs
 from octavo.server.api.openai.responses.body import ResponsesRequest
@@ -44,6 +43,7 @@ class ResponseWriter:
         self._customs = body.custom_tools
         self._open: OutputItem | None = None
         self._call = -1  # index of the call that is open
+        self._logprobs: list[dict[str, Any]] = []  # of text that has not come yet
         self.response = _first(response_id, model, body, answer, is_kept)
 
     def begin(self) -> Iterator[Event]:
@@ -53,9 +53,9 @@ class ResponseWriter:
 
     def add(self, piece: AnswerPiece) -> Iterator[Event]:
         """Yield the events of new parts."""
-        parts, delta = piece
-        yield from self._add_text(parts, delta.logprobs)
-        for call in parts.tool_calls:
+        self._logprobs += chat_logprobs(piece.logprobs, self._names)["content"]
+        yield from self._add_text(piece.parts)
+        for call in piece.parts.tool_calls:
             yield from self._add_call(call)
 
     def end(self) -> Iterator[Event]:
@@ -100,7 +100,7 @@ class ResponseWriter:
 
     # -- items -------------------------------------------------------------------------------------
 
-    def _add_text(self, parts: MessageDelta, logprobs: list[TokenLogprobs]) -> Iterator[Event]:
+    def _add_text(self, parts: MessageDelta) -> Iterator[Event]:
         if parts.reasoning:
             if not isinstance(self._open, ThoughtItem):
                 encrypts = self._body.wants_encrypted_reasoning
@@ -111,7 +111,8 @@ class ResponseWriter:
             if not isinstance(self._open, MessageItem):
                 yield from self._begin(MessageItem(self._next))
             assert isinstance(self._open, MessageItem)
-            self._open.add_logprobs(chat_logprobs(logprobs, self._names)["content"])
+            self._open.add_logprobs(self._logprobs)
+            self._logprobs = []
             yield from self._open.add(parts.content)
 
     def _add_call(self, call: ToolCallDelta) -> Iterator[Event]:
