@@ -147,7 +147,8 @@ def test_nothing_is_generated_where_only_the_model_is_wanted(api):
     assert server.generate("")[0]["done_reason"] == "load"
     assert server.engine.requests == []
     assert "keeps" in server.chat(messages=[], keep_alive=0, expect=400)
-    assert server.chat(keep_alive="5m") and server.chat(keep_alive=-1)
+    for given in ("5m", 0, -1, "-1m", 2.5):
+        assert server.chat(keep_alive=given)
 
 
 def test_log_probabilities(api, monkeypatch, byte_tokenizer):

@@ -159,7 +159,7 @@ class InfillRequest(LlamaCompletionRequest):
         Field(None, description="further files")
     )
     prompt: Annotated[Prompts, PlainValidator(_to_prompts), WithJsonSchema({})] = Field(
-        Prompts([[""]]), description="what the text in the gap begins with"
+        default_factory=lambda: Prompts([[""]]), description="what the text in the gap begins with"
     )
 
     @property

@@ -139,9 +139,15 @@ class GenerationBody(ConstrainedBody):
     ) = Field(None, description="whether, or how much; as far as the chat template knows it")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="needs logprobs")
-    keep_alive: KeepAlive | None = Field(None, description="the model stays anyway; 0 is refused")
+    keep_alive: KeepAlive | None = Field(None, description="the model stays anyway")
     truncate: bool | None = Field(None, description="drop the oldest turns of a long prompt (yes)")
     shift: Annotated[Any, NoEffect] = None
+
+    @property
+    def keeps_for_ever(self) -> bool:
+        """True if the model is to stay in memory, as it does anyhow."""
+        given = self.keep_alive
+        return given is None or (given.startswith("-") if isinstance(given, str) else given < 0)
 
     @property
     def effort(self) -> str | None:

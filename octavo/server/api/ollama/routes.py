@@ -71,7 +71,7 @@ def create_router(server: ServerContext) -> APIRouter:
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Continue a conversation."""
         models.find(body.model)
-        _check(body)
+        _check(body, request)
         if not body.messages:
             return _loaded(body, {"message": {"role": "assistant", "content": ""}})
         context = request_context(request)
@@ -94,7 +94,7 @@ def create_router(server: ServerContext) -> APIRouter:
     async def generate(body: GenerateRequest, request: Request) -> Response:
         """Answer a prompt, complete a text, or fill in what belongs between two."""
         models.find(body.model)
-        _check(body)
+        _check(body, request)
         if not body.prompt and not body.suffix:
             return _loaded(body, {"response": ""})
         begun = await _begin_generate(server, body, request)
@@ -171,15 +171,24 @@ def _operators() -> HttpError:
     )
 
 
-def _check(body: GenerationBody) -> None:
+def _check(body: GenerationBody, request: Request) -> None:
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequestError("needs logprobs to be true", "top_logprobs")
-    if body.keep_alive in (0, "0", "0s"):
-        raise InvalidRequestError("0 would unload the model, which this server keeps", "keep_alive")
+    if not body.keeps_for_ever:
+        ignored = request_context(request).ignored
+        if ignored.strict:
+            raise InvalidRequestError("has no effect: the model stays in memory", "keep_alive")
+        ignored.add("keep_alive")
 
 
 def _loaded(body: GenerationBody, parts: dict[str, Any]) -> Response:
-    """Return the answer to a request that only wants the model to be there."""
+    """Return the answer to a request that only wants the model to be there.
+
+    Raises:
+        InvalidRequestError: it wants the model to be gone.
+    """
+    if body.keep_alive in (0, "0", "0s", "0m", "0h"):
+        raise InvalidRequestError("0 would unload the model, which this server keeps", "keep_alive")
     line = {
         "model": body.model,
         "created_at": timestamp(time.time()),

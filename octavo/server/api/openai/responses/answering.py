@@ -190,7 +190,9 @@ class _Events:
         written = []
         for kind, fields in events:
             value = self._numbered(kind, fields)
-            written.append(named_event(kind, await self._answer.to_json(value)))
+            is_short = "delta" in fields  # others have all of a text
+            text = encode(value) if is_short else await self._answer.to_json(value)
+            written.append(named_event(kind, text))
         return b"".join(written)
 
     def written(self, event: Event) -> bytes:
