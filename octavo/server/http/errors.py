@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
@@ -104,6 +105,10 @@ def to_http_error(error: BaseException) -> HttpError:
             return HttpError(504, str(error), code="timeout", headers={"x-should-retry": "false"})
         case QuarantinedError():
             return HttpError(500, str(error), headers={"x-should-retry": "false"})
+        case RequestValidationError():  # of the query: bodies are read elsewhere
+            problem = error.errors()[0]
+            name = str(problem["loc"][-1])
+            return HttpError(400, f"{name}: {problem['msg']}", param=name)
         case HTTPException():  # of the router: no such route, or not with this method
             return HttpError(error.status_code, str(error.detail), headers=error.headers)
         case EngineError():

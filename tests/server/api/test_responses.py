@@ -372,7 +372,9 @@ def test_items_are_listed_in_pages(api):
     assert not page["has_more"]
     newest = server.send("GET", path, params={"limit": 1}).json()
     assert newest["data"][0]["content"][0]["text"] == "4"
-    assert server.send("GET", path, params={"after": "no"}).status_code == 400
+    for wrong in ({"after": "no"}, {"order": "up"}, {"limit": 0}, {"limit": "x"}):
+        refused = server.send("GET", path, params=wrong)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] in wrong
 
 
 def test_references_stand_for_items_of_answers(api):

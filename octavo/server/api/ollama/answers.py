@@ -55,6 +55,7 @@ class ModelDescription(AnswerModel):
 
 class Version(AnswerModel):
     version: str
+    octavo: str
 
 
 class Status(AnswerModel):
