@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 from octavo import __version__
 from octavo.base.errors import OctavoError
@@ -105,8 +106,18 @@ def create_app(routers: Sequence[APIRouter]) -> FastAPI:
     )
     for router in routers:
         app.include_router(router)
+    routes = _routes(routers)
+
+    async def answer_error(request: Request, error: Exception) -> Response:
+        http_error = to_http_error(error)
+        if http_error.status == 405:  # the router knows of the first route of a path alone
+            methods = ", ".join(sorted(_methods_of(request, routes)))
+            http_error.headers = {"Allow": methods} if methods else http_error.headers
+        request_id = request_context(request).external_id
+        return ERRORS.response(http_error, request.scope, request_id)
+
     for kind in (HttpError, OctavoError, HTTPException, RequestValidationError):
-        app.add_exception_handler(kind, _answer_error)
+        app.add_exception_handler(kind, answer_error)
 
     async def describe(request: Request) -> Response:
         # Made on request and in the background: it takes a third of a second, for which neither
@@ -155,6 +166,7 @@ def _routes(routers: Sequence[APIRouter]) -> list[APIRoute]:
     return [route for route in routes if isinstance(route, APIRoute)]
 
 
-async def _answer_error(request: Request, error: Exception) -> Response:
-    request_id = request_context(request).external_id
-    return ERRORS.response(to_http_error(error), request.scope, request_id)
+def _methods_of(request: Request, routes: Sequence[APIRoute]) -> set[str]:
+    """Return the methods of all routes of a request's path."""
+    fitting = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return {method for route in fitting for method in route.methods or ()}

@@ -215,7 +215,7 @@ class Thinking(Body):
 class OutputFormat(Body):
     type: Literal["json_schema"]
     schema_: Schema = Field(alias="schema", description="a JSON schema")
-    name: Annotated[Label | None, NoEffect] = None
+    name: Annotated[Any, NoEffect] = None
 
 
 class OutputConfig(Body):
@@ -300,7 +300,7 @@ class MessagesRequest(MessagesFields):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0, le=MAX_INT, description="0 is off")
     metadata: Annotated[Any, NoEffect] = None
-    service_tier: Annotated[Any, Only(("auto", "standard_only")), NoEffect] = None
+    service_tier: Annotated[Any, NoEffect] = None
     inference_geo: Annotated[Any, NoEffect] = None
     speed: Annotated[Any, NoEffect] = None
     diagnostics: Annotated[Any, NoEffect] = None

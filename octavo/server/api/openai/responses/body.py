@@ -51,8 +51,8 @@ class Reasoning(Body):
     effort: Label | None = Field(
         None, description="none is not to think; as far as the chat template knows it"
     )
-    summary: Annotated[Label | None, NoEffect] = None  # thoughts are there in full
-    generate_summary: Annotated[Label | None, NoEffect] = None
+    summary: Annotated[Any, NoEffect] = None  # thoughts are there in full
+    generate_summary: Annotated[Any, NoEffect] = None
 
 
 class TextFormat(Body):
@@ -75,7 +75,7 @@ class TextFormat(Body):
 
 class TextSettings(Body):
     format: TextFormat | None = None
-    verbosity: Annotated[Any, Only(("medium",)), NoEffect] = None
+    verbosity: Annotated[Any, NoEffect] = None
 
 
 class ResponsesFunction(Body):
@@ -300,7 +300,7 @@ class ResponsesRequest(ChatFields, GenerationFields):
     )
     stream_options: ResponseStreamOptions | None = None
     max_tool_calls: Annotated[int | None, NoEffect] = None  # of tools that OpenAI runs
-    context_management: Annotated[Unsupported, NoEffect] = None
+    context_management: Annotated[Any, NoEffect] = None
     client_metadata: Annotated[Any, NoEffect] = None
 
     n: Annotated[Any, Only((1,))] = None

@@ -14,7 +14,7 @@ from typing_extensions import TypeAliasType
 
 from octavo.base.errors import InvalidRequestError
 from octavo.server.api.chats import Message
-from octavo.server.api.fields import Body, Label, NoEffect, Object
+from octavo.server.api.fields import Body, NoEffect, Object
 from octavo.server.api.prompts import MAX_MESSAGES
 
 # How the thought of a reasoning item is written into its ``encrypted_content``, for clients that
@@ -84,7 +84,7 @@ def _type(value: Any) -> Any:
 
 class Item(Body):
     id: ItemId | None = None
-    status: Annotated[Label | None, NoEffect] = None
+    status: Annotated[Any, NoEffect] = None
 
 
 class MessageItem(Item):
