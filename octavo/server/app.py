@@ -167,6 +167,8 @@ def _routes(routers: Sequence[APIRouter]) -> list[APIRoute]:
 
 
 def _methods_of(request: Request, routes: Sequence[APIRoute]) -> set[str]:
-    """Return the methods of all routes of a request's path."""
-    fitting = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
-    return {method for route in fitting for method in route.methods or ()}
+    """Return the methods of all routes that have the path of the first one that fits a request."""
+    fitting = (route for route in routes if route.matches(request.scope)[0] is not Match.NONE)
+    first = next(fitting, None)
+    alike = [route for route in routes if first is not None and route.path == first.path]
+    return {method for route in alike for method in route.methods or ()}

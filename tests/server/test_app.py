@@ -234,6 +234,7 @@ def test_a_wrong_method_is_told_all_that_a_path_has(service):
     for path, methods in {
         "/v1/responses/resp_1": "DELETE, GET",
         "/v1/responses": "POST",
+        "/v1/responses/input_tokens": "POST",
         "/v1/models": "GET",
     }.items():
         answer = asyncio.run(ask(path))

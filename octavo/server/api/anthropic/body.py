@@ -24,6 +24,8 @@ from octavo.server.api.prompts import MAX_MESSAGES, MAX_TOOLS
 from octavo.server.api.requests import GenerationFields
 from octavo.server.http.context import IgnoredFields
 
+MAX_TEXTS = 1024  # blocks of a system's message, or of a result
+
 NAMES = FieldNames(
     {
         "messages": "messages.",
@@ -93,7 +95,7 @@ def _only_of_types(*types: str) -> BeforeValidator:
 
 Texts: TypeAlias = Annotated[
     list[Annotated[TextBlock, _only_of_types("text")]],
-    Field(max_length=MAX_MESSAGES, fail_fast=True),
+    Field(max_length=MAX_TEXTS, fail_fast=True),
 ]
 TextOrBlocks: TypeAlias = Annotated[
     Annotated[str, Tag("text")] | Annotated[Texts, Tag("blocks")],
