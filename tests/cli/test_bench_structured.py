@@ -64,6 +64,7 @@ def test_answers_to_schemas_of_all_keywords_are_checked(bench, monkeypatch):
         assert row["schemas"] == 8 and row["refused"] == {"not": 2} and row["failures"] == []
         assert row["finished"] + row["cut"] == 6 and row["finished"] >= 2
         assert (row["valid"], row["completed"]) == (row["finished"], row["cut"])
+    assert bench("--valid", 1, "--llama-server", "http://peer")[0] == 2
     _, table, _ = bench("--valid", 4)
     assert "not 1" in table and "completed" in table
 

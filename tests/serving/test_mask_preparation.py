@@ -131,9 +131,9 @@ def test_errors_come_as_they_are(masks):
     assert masks.next() == ("c", busy)
 
 
-def test_a_vocabulary_that_cannot_be_made_ends_nothing_else(masks):
-    masks.grammars.vocabulary = lambda: 1 / 0
-    masks.preparation.open_vocabulary()
+def test_a_fault_of_whoever_asked_ends_no_thread(masks):
+    params = SamplingParams(structured_outputs={"regex": "broken"})
+    masks.preparation.submit(params, "", lambda: MASK, lambda result: 1 / 0)
     masks.ask("a")
     assert masks.next() == ("a", MASK)
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.cli import terminal
+from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
 from octavo.cli.flags import add_number, add_value, from_flags
 from octavo.settings.engine import CPU_MAX_NUM_SEQS
@@ -59,7 +59,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return _measure(args) if args.valid is None else _check(args)
+    if args.valid is None:
+        return _measure(args)
+    if args.llama_server is not None:
+        raise UsageError("--llama-server is not for --valid, which checks the engine's own answers")
+    return _check(args)
 
 
 def _check(args: argparse.Namespace) -> int:

@@ -73,6 +73,7 @@ def test_every_ablation_is_measured_or_says_why_not(study, settings, name):
     assert set(document["figures"]) <= {figure.name for figure in FIGURES}
 
 
+@pytest.mark.timing  # several tokens come of one call only where steps are short
 def test_with_native_kernels(tiny_model):
     from octavo.kernels.cpu import library
 

@@ -64,9 +64,8 @@ def test_replicas_of_two_ranks_each(live_server, tiny_model):
     with live_server(tiny_model, *flags) as server:
         body = {**BODY, "max_tokens": 220}
         expected = ids_of(server.run(server.complete(body)))
-        victim, _ = followers_of(server)
 
-        async def main():
+        async def until_killed(victim):
             streams = [await server.stream(body) for _ in range(2)]
             for stream in streams:
                 for _ in range(3):
@@ -74,11 +73,19 @@ def test_replicas_of_two_ranks_each(live_server, tiny_model):
             os.kill(victim, signal.SIGKILL)
             return [await stream.rest() for stream in streams]
 
-        streams = server.run(main())
-        failed = [stream for stream in streams if stream.errors]
-        (whole,) = (stream for stream in streams if not stream.errors)
-        assert len(failed) == 1 and ids_of(whole) == expected
-        deadline = time.monotonic() + 60
-        while len(followers_of(server)) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        for _ in range(5):  # a busy machine may have made a whole answer before its rank ends
+            streams = server.run(until_killed(wait_for_two_followers(server)[0]))
+            if any(stream.errors for stream in streams):
+                break
+        (failed,) = (stream for stream in streams if stream.errors)
+        (whole,) = (stream for stream in streams if stream is not failed)
+        assert ids_of(whole) == expected
+        wait_for_two_followers(server)
+
+
+def wait_for_two_followers(server) -> list[int]:
+    deadline = time.monotonic() + 60
+    while len(found := followers_of(server)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
