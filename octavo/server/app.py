@@ -16,11 +16,15 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 from octavo import __version__
 from octavo.base.errors import OctavoError
 from octavo.server.api import lora_adapters
+from octavo.server.api.anthropic import routes as anthropic
+from octavo.server.api.anthropic.answers import messages_error_response
 from octavo.server.api.llama_server import routes as llama_server
+from octavo.server.api.llama_server.errors import llama_error_response
 from octavo.server.api.octavo import (
     deployment,
     generate,
@@ -32,7 +36,10 @@ from octavo.server.api.octavo import (
     tensors,
     tokenization,
 )
+from octavo.server.api.ollama import routes as ollama
+from octavo.server.api.ollama.answers import ollama_error_response
 from octavo.server.api.openai import chat_completions, completions, models
+from octavo.server.api.openai.responses import routes as responses
 from octavo.server.api.pooling import others as other_embeddings
 from octavo.server.api.pooling import reranking
 from octavo.server.api.pooling import routes as pooling
@@ -42,7 +49,9 @@ from octavo.server.engine.generation import EngineObserver
 from octavo.server.http.access_control import OPERATOR_PATHS, AccessControl, App, Capacity
 from octavo.server.http.aliases import Aliases
 from octavo.server.http.background import in_background
-from octavo.server.http.errors import HttpError, error_response, to_http_error
+from octavo.server.http.context import request_context
+from octavo.server.http.error_dialects import ErrorDialects
+from octavo.server.http.errors import HttpError, to_http_error
 from octavo.server.http.json_text import encode
 from octavo.server.http.request_metrics import MeasuredApp
 from octavo.server.http.tenants import Tenants
@@ -52,6 +61,9 @@ from octavo.server.watch.metrics import ServerMetrics
 _ROUTE_MODULES = (
     chat_completions,
     completions,
+    responses,
+    anthropic,
+    ollama,
     models,
     lora_adapters,
     generate,
@@ -69,6 +81,18 @@ _ROUTE_MODULES = (
     metrics,
     steps,
     page,
+)
+
+
+# Errors before a route is found; its own ones it writes itself.
+ERRORS = ErrorDialects(
+    {
+        anthropic.PATH: messages_error_response,
+        ollama.PREFIX: ollama_error_response,
+        # OpenAI's routes, as clients of llama.cpp's server know them.
+        "/chat/completions": llama_error_response,
+        "/completions": llama_error_response,
+    }
 )
 
 
@@ -100,8 +124,18 @@ def create_app(routers: Sequence[APIRouter]) -> FastAPI:
     )
     for router in routers:
         app.include_router(router)
+    routes = _routes(routers)
+
+    async def answer_error(request: Request, error: Exception) -> Response:
+        http_error = to_http_error(error)
+        if http_error.status == 405:  # the router knows of the first route of a path alone
+            methods = ", ".join(sorted(_methods_of(request, routes)))
+            http_error.headers = {"Allow": methods} if methods else http_error.headers
+        request_id = request_context(request).external_id
+        return ERRORS.response(http_error, request.scope, request_id)
+
     for kind in (HttpError, OctavoError, HTTPException, RequestValidationError):
-        app.add_exception_handler(kind, _answer_error)
+        app.add_exception_handler(kind, answer_error)
 
     async def describe(request: Request) -> Response:
         # Made on request and in the background: it takes a third of a second, for which neither
@@ -151,6 +185,7 @@ def create_server_app(
         # Limits and overload are checked before a body is read: wherever a POST brings one. What
         # an operator may do about overload is no part of it.
         costly_paths=frozenset(post_routes(routers)) - OPERATOR_PATHS,
+        errors=ERRORS,
     )
     paths = described_paths(routers) | {"/", steps.PATH}
     measured: Any = MeasuredApp(access, entrance.metrics, paths)
@@ -164,7 +199,8 @@ def described_paths(routers: Sequence[APIRouter]) -> set[str]:
 
 def post_routes(routers: Sequence[APIRouter]) -> dict[str, APIRoute]:
     """Return the routes that take a body, by their path."""
-    return {route.path: route for route in _routes(routers) if "POST" in (route.methods or ())}
+    routes = [route for route in _routes(routers) if route.body_field is not None]
+    return {route.path: route for route in routes if "POST" in (route.methods or ())}
 
 
 def _routes(routers: Sequence[APIRouter]) -> list[APIRoute]:
@@ -172,5 +208,9 @@ def _routes(routers: Sequence[APIRouter]) -> list[APIRoute]:
     return [route for route in routes if isinstance(route, APIRoute)]
 
 
-async def _answer_error(request: Request, error: Exception) -> Response:
-    return error_response(to_http_error(error))
+def _methods_of(request: Request, routes: Sequence[APIRoute]) -> set[str]:
+    """Return the methods of all routes that have the path of the first one that fits a request."""
+    fitting = (route for route in routes if route.matches(request.scope)[0] is not Match.NONE)
+    first = next(fitting, None)
+    alike = [route for route in routes if first is not None and route.path == first.path]
+    return {method for route in alike for method in route.methods or ()}

@@ -62,7 +62,7 @@ class ServerSettings:
     )
     admin_key: tuple[str, ...] = option(
         (),
-        "an operator's key, needed for what concerns all clients (/steps, /metrics, /load, "
+        "an operator's key, needed for what concerns all clients (/steps, /metrics, /load, /slots, "
         "/octavo/tensors, /octavo/replicas) where there are API keys; may be repeated",
     )
     served_model_name: tuple[str, ...] = option(
@@ -190,6 +190,11 @@ class ServerSettings:
     )
     response_cache: int | str = option(
         0, "memory for answers to repeated deterministic requests, such as 64MiB; 0 is off"
+    )
+    response_store: int | str = option(
+        "64MiB",
+        "memory for answers of /v1/responses that later requests may refer to, up to an hour after "
+        "their last use; 0 keeps none",
     )
     chat_template: str | None = option(None, "file with the chat template to use instead")
     trust_request_chat_template: bool = option(False, "let requests bring their own chat template")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.types import ASGIApp
 
 from octavo.base.errors import OctavoError
@@ -78,7 +79,7 @@ def create_test_app() -> Callable[..., ASGIApp]:
         app = FastAPI()
         for router in routers:
             app.include_router(router)
-        for kind in (HttpError, OctavoError):
+        for kind in (HttpError, OctavoError, RequestValidationError):
             app.add_exception_handler(kind, lambda _, error: error_response(to_http_error(error)))
 
         async def with_context(scope, receive, send):

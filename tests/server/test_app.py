@@ -215,3 +215,27 @@ def test_a_large_wrong_body_stalls_nobody(service):
         # Of three: what else the process has to do, as collecting garbage, comes once.
         stalls = (longest_stall(app, path, body) for _ in range(3))
         assert any(stall < python_seconds(MOST_ROUNDS) for stall in stalls), case
+
+
+# -- methods ---------------------------------------------------------------------------------------
+
+
+def test_a_wrong_method_is_told_all_that_a_path_has(service):
+    """Also where each has a route of its own."""
+    app = create_server_app(
+        dataclasses.replace(service, metrics=Metrics("tiny")), Tenants(service.settings)
+    )
+
+    async def ask(path: str) -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.put(path)
+
+    for path, methods in {
+        "/v1/responses/resp_1": "DELETE, GET",
+        "/v1/responses": "POST",
+        "/v1/responses/input_tokens": "POST",
+        "/v1/models": "GET",
+    }.items():
+        answer = asyncio.run(ask(path))
+        assert (answer.status_code, answer.headers["allow"]) == (405, methods)

@@ -123,7 +123,7 @@ class Stream:
 
 
 ADMIN_KEY = "sk-admin-of-tests"
-_OPERATORS = ("/load", "/metrics", "/steps")  # what takes that key, where there are keys
+_OPERATORS = ("/load", "/metrics", "/slots", "/steps")  # what takes that key, where there are keys
 
 
 class LiveServer:

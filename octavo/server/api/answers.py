@@ -82,6 +82,13 @@ class Answer(AnswerModel):
     timings: Timings | None = None
 
 
+class InputTokens(AnswerModel):
+    """Number of tokens of a prompt."""
+
+    object: str | None = None
+    input_tokens: int
+
+
 class ErrorDetails(AnswerModel):
     message: str
     type: str

@@ -188,6 +188,11 @@ class PromptRenderer:
         """Return the chat template; raise ChatTemplateError if there is none."""
         return await _run(True, self.tokenizer.chat_template_source, self._chat_template)
 
+    async def has_thoughts(self) -> bool:
+        """True if the model writes thoughts; raises ChatTemplateError if there is no template."""
+        known = await _run(True, self._chat_templates.of, self._chat_template)
+        return known.format.thoughts is not None
+
     def _render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 
 from octavo.base.errors import ConfigError, EngineUnavailableError, QueueFullError
 from octavo.page.site import is_page
@@ -26,7 +27,8 @@ from octavo.server.http.context import (
     RequestContext,
     create_request_id,
 )
-from octavo.server.http.errors import HttpError, error_response, to_http_error
+from octavo.server.http.error_dialects import ErrorDialects
+from octavo.server.http.errors import HttpError, to_http_error
 from octavo.server.http.hosts import AllowedHosts
 from octavo.server.http.shared_limits import BodyAllocation, BodyMemory
 from octavo.server.http.tenants import RateLimitError, Tenant, Tenants, address_of
@@ -49,7 +51,7 @@ _ODD_PATH = re.compile(r"[\x00-\x1f\x7f\\\ufffd]|//|/\.{1,2}(?:/|$)")
 # what is loaded.
 OPERATOR_PATHS = frozenset(
     (
-        *("/steps", "/metrics", "/load", "/octavo/tensors", "/octavo/replicas"),
+        *("/steps", "/metrics", "/load", "/slots", "/octavo/tensors", "/octavo/replicas"),
         *("/v1/models/load", "/v1/models/unload"),
         *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
     )
@@ -57,7 +59,14 @@ OPERATOR_PATHS = frozenset(
 OPERATOR_PREFIX = "/octavo/tensors/"
 
 # Headers that decide something here, so that none of them may come twice.
-_DECISIVE = (b"authorization", b"content-length", b"host", b"origin", b"x-request-id")
+_DECISIVE = (
+    b"authorization",
+    b"content-length",
+    b"host",
+    b"origin",
+    b"x-api-key",
+    b"x-request-id",
+)
 _IGNORED = b"x-octavo-ignored"
 _EXPOSED = b"x-request-id, retry-after, retry-after-ms, x-should-retry, " + _IGNORED
 _PREFLIGHT_SECONDS = b"600"
@@ -91,6 +100,7 @@ class AccessControl:
         drain_state: whether new requests are still taken.
         observer: gets what is refused for overload.
         costly_paths: paths where a POST is work for the engine or the tokenizer.
+        errors: the form of errors, by path.
 
     Raises:
         ConfigError: an ``allowed_origin`` is not an origin.
@@ -105,6 +115,7 @@ class AccessControl:
         drain_state: DrainState,
         observer: EngineObserver,
         costly_paths: frozenset[str],
+        errors: ErrorDialects | None = None,
     ):
         self._app = app
         self._tenants = tenants
@@ -112,6 +123,7 @@ class AccessControl:
         self._drain_state = drain_state
         self._observer = observer
         self._costly_paths = costly_paths
+        self._errors = errors or ErrorDialects()
         self._max_body_bytes = settings.max_body_bytes
         self._body_memory = BodyMemory(settings.body_memory)
         self._strict_fields = settings.strict_fields
@@ -156,7 +168,13 @@ class AccessControl:
         ignored = response.ignored = IgnoredFields(strict=self._strict_fields)
         scope["octavo"] = RequestContext(response.external_id, tenant, arrival_time, ignored)
         allocation = self._body_memory.open(address_of(scope))
-        body = _BoundedBody(receive, response, self._max_body_bytes, allocation)
+        body = _BoundedBody(
+            receive,
+            response,
+            self._max_body_bytes,
+            allocation,
+            lambda error: self._errors.response(error, scope, response.external_id),
+        )
         try:
             await self._app(scope, body.receive, response.send)
         except Exception as error:
@@ -206,7 +224,10 @@ class AccessControl:
         self, scope: Scope, headers: dict[str, str], response: _ResponseWriter
     ) -> Tenant:
         host = scope["client"][0] if scope.get("client") else None
-        tenant = self._tenants.authenticate(headers.get("authorization"), host)
+        given = headers.get("authorization")
+        if given is None and "x-api-key" in headers:  # Anthropic's and llama.cpp's clients
+            given = f"Bearer {headers['x-api-key']}"
+        tenant = self._tenants.authenticate(given, host)
         if tenant is not None:
             return tenant
         path = scope.get("raw_path") or scope["path"].encode()
@@ -216,7 +237,7 @@ class AccessControl:
             response.add_headers([(b"www-authenticate", b'Basic realm="octavo", charset="UTF-8"')])
         raise HttpError(
             401,
-            "The API key is wrong." if "authorization" in headers else "An API key is needed.",
+            "An API key is needed." if given is None else "The API key is wrong.",
             code="invalid_api_key",
             headers={"www-authenticate": 'Bearer realm="octavo"'},
         )
@@ -272,7 +293,8 @@ class AccessControl:
         is_long = _content_length(headers) > self._max_body_bytes
         if is_long or "transfer-encoding" in headers or "expect" in headers:
             response.add_headers([(b"connection", b"close")])
-        await error_response(error)(scope, _receive_nothing, response.send)
+        answer = self._errors.response(error, scope, response.external_id)
+        await answer(scope, _receive_nothing, response.send)
 
     async def _fail(self, error: Exception, scope: Scope, response: _ResponseWriter) -> None:
         """Answer with an error for an exception of the app, unless the answer has begun."""
@@ -280,7 +302,8 @@ class AccessControl:
             return  # it is logged already, or there is no client any more
         http_error = to_http_error(error)
         if not response.has_begun:
-            await error_response(http_error)(scope, _receive_nothing, response.send)
+            answer = self._errors.response(http_error, scope, response.external_id)
+            await answer(scope, _receive_nothing, response.send)
         # Else uvicorn closes the connection, by which a client sees that its answer is cut.
 
 
@@ -357,8 +380,10 @@ class _BoundedBody:
         response: _ResponseWriter,
         max_bytes: int,
         allocation: BodyAllocation,
+        to_response: Callable[[HttpError], Response],
     ):
         self._receive = receive
+        self._to_response = to_response
         self._response = response
         self._max_bytes, self._allocation = max_bytes, allocation
         self._num_bytes = 0
@@ -380,7 +405,8 @@ class _BoundedBody:
             return message
         if not self._response.has_begun:
             self._response.add_headers([(b"connection", b"close")])
-            await error_response(error)({"type": "http"}, _receive_nothing, self._response.send)
+            answer = self._to_response(error)
+            await answer({"type": "http"}, _receive_nothing, self._response.send)
         return {"type": "http.disconnect"}
 
 

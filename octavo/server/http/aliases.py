@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from typing import Any
 
+from octavo.server.http.context import ALIAS
+
 App = Callable[[MutableMapping[str, Any], Any, Any], Awaitable[None]]
 
 # llama.cpp's server has OpenAI's routes without /v1 too, and its health with it.
@@ -12,6 +14,7 @@ ALIASES = {
     "/chat/completions": "/v1/chat/completions",
     "/completions": "/v1/completions",
     "/models": "/v1/models",
+    "/responses": "/v1/responses",
     "/v1/health": "/health",
 }
 
@@ -27,7 +30,7 @@ class Aliases:
         self,
         app: App,
         aliases: Mapping[str, str] = ALIASES,
-        below: Collection[str] = ("/models",),
+        below: Collection[str] = ("/chat/completions", "/models", "/responses"),
     ):
         self._app = app
         self._below = {alias.encode() for alias in below}
@@ -44,6 +47,7 @@ class Aliases:
         for alias, path in self._aliases.items():
             is_below = alias in self._below and raw_path.startswith(alias + b"/")
             if raw_path == alias or is_below:
+                scope[ALIAS] = scope["path"]
                 scope["raw_path"] = path + raw_path[len(alias) :]
                 scope["path"] = path.decode() + scope["path"][len(alias) :]
                 return

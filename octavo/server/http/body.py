@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from octavo.server.http.background import in_background
 from octavo.server.http.context import REFUSED_CONSTRAINT, IgnoredFields, request_context
-from octavo.server.http.errors import HttpError
+from octavo.server.http.errors import HttpError, to_http_error
 from octavo.server.http.json_text import parse
 
 LARGE_BODY = 16 << 10  # bytes beyond which reading a body leaves the event loop
@@ -63,6 +63,24 @@ class JsonRoute(APIRoute):
             return await answer(request)
 
         return read_and_answer
+
+
+class DialectRoute(JsonRoute):
+    """A route whose errors have the form of another API than OpenAI's."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        answer = super().get_route_handler()
+
+        async def answer_errors(request: Request) -> Response:
+            try:
+                return await answer(request)
+            except Exception as error:
+                return await self._answer_error(request, to_http_error(error))
+
+        return answer_errors
+
+    async def _answer_error(self, request: Request, error: HttpError) -> Response:
+        raise NotImplementedError
 
 
 async def work_on_body(

@@ -18,6 +18,8 @@ REFUSED_CONSTRAINT = "octavo.refused_constraint"
 ABORT = "octavo.abort"
 # The metrics of the model that the request is for, on a server with several.
 MODEL_METRICS = "octavo.model_metrics"
+# The path that a client has asked for, where it is another one's alias.
+ALIAS = "octavo.alias"
 # A function that returns how many bytes the client has taken of those written to it.
 TAKEN = "octavo.taken"
 

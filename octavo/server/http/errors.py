@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
@@ -58,6 +59,7 @@ class HttpError(Exception):
         param: dotted path of the field that is wrong.
         code: a name that programs can compare.
         headers: further response headers.
+        facts: members of the error beside these, for APIs that have such.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class HttpError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        facts: Mapping[str, Any] | None = None,
     ):
         super().__init__(message)
         self.status = status
@@ -77,6 +80,7 @@ class HttpError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.facts = dict(facts or {})
 
 
 def to_http_error(error: BaseException) -> HttpError:
@@ -88,7 +92,8 @@ def to_http_error(error: BaseException) -> HttpError:
         case InvalidRequestError():
             return HttpError(400, str(error), param=error.field)
         case PromptTooLongError():
-            return HttpError(400, str(error), code="context_length_exceeded")
+            facts = {"n_prompt_tokens": error.num_prompt_tokens, "n_ctx": error.limit}
+            return HttpError(400, str(error), code="context_length_exceeded", facts=facts)
         case RateLimitError():
             headers = _retry_headers(error.retry_after)
             return HttpError(429, str(error), code="rate_limit_exceeded", headers=headers)
@@ -103,6 +108,10 @@ def to_http_error(error: BaseException) -> HttpError:
             return HttpError(504, str(error), code="timeout", headers={"x-should-retry": "false"})
         case QuarantinedError():
             return HttpError(500, str(error), headers={"x-should-retry": "false"})
+        case RequestValidationError():  # of the query: bodies are read elsewhere
+            problem = error.errors()[0]
+            name = str(problem["loc"][-1])
+            return HttpError(400, f"{name}: {problem['msg']}", param=name)
         case HTTPException():  # of the router: no such route, or not with this method
             return HttpError(error.status_code, str(error.detail), headers=error.headers)
         case EngineError():

@@ -28,9 +28,9 @@ T = TypeVar("T")
 MAX_PENDING_CHARS = 64 << 10  # of text, for a blocked client that takes nothing
 PATIENCE = 5.0  # seconds for it to take something
 DONE = b"data: [DONE]\n\n"
-_COMMENT = b": keep-alive\n\n"
+COMMENT = b": keep-alive\n\n"
+EVENTS = "text/event-stream; charset=utf-8"
 _HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 ]
@@ -39,6 +39,11 @@ _HEADERS = [
 def event(data: Any) -> bytes:
     """Return one event with a JSON value."""
     return f"data: {encode(data)}\n\n".encode()
+
+
+def named_event(name: str, data: str) -> bytes:
+    """Return one event of a type, with JSON that is written already."""
+    return f"event: {name}\ndata: {data}\n\n".encode()
 
 
 async def until_disconnect(receive: Receive) -> None:
@@ -84,6 +89,8 @@ class EventStream(Response):
         headers: of the response, beside those of all streams.
         error_event: makes the event of an error.
         error_response: makes the answer to an error before the first item.
+        keep_alive: sent while there is no data; empty where a client could not read it.
+        media_type: of the response.
     """
 
     def __init__(
@@ -96,15 +103,18 @@ class EventStream(Response):
         headers: Mapping[str, str] | None = None,
         error_event: Callable[[BaseException], bytes] | None = None,
         error_response: Callable[[HttpError], Response] = error_response,
+        keep_alive: bytes = COMMENT,
+        media_type: str = EVENTS,
     ):
         super().__init__()
         self._events = events
         self._sources = sources
-        self._keep_alive = settings.sse_keep_alive
+        self._keep_alive_seconds = settings.sse_keep_alive if keep_alive else 0.0
+        self._keep_alive = keep_alive
         self._done = done
         self._error_event = error_event or _to_event
         own = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-        self._stream_headers = _HEADERS + own
+        self._stream_headers = [(b"content-type", media_type.encode()), *_HEADERS, *own]
         self._error_response = error_response
         self._has_begun = False
         self._has_failed = False  # and was answered with a status
@@ -158,14 +168,14 @@ class EventStream(Response):
     ) -> None:
         """Return when the stream is over, or its client has been cut or is gone."""
         comment: asyncio.Future[None] | None = None
-        tick = max(min(self._keep_alive / 4 or 1.0, 1.0), 0.01)
+        tick = max(min(self._keep_alive_seconds / 4 or 1.0, 1.0), 0.01)
         try:
             while not (sending.done() or gone.done()):
                 if self._has_too_much_pending() and not self._is_reading(scope):
                     await _abort_connection(scope, gone)
                     return
                 if self._is_silent():
-                    comment = asyncio.ensure_future(self._send(send, _COMMENT))
+                    comment = asyncio.ensure_future(self._send(send, self._keep_alive))
                 first = asyncio.FIRST_COMPLETED
                 await asyncio.wait((sending, gone), timeout=tick, return_when=first)
         finally:
@@ -188,9 +198,9 @@ class EventStream(Response):
 
     def _is_silent(self) -> bool:
         """True if a comment is due."""
-        if self._is_blocked or not self._keep_alive:
+        if self._is_blocked or not self._keep_alive_seconds:
             return False
-        return _now() - self._last_sent >= self._keep_alive
+        return _now() - self._last_sent >= self._keep_alive_seconds
 
 
 async def _abort_connection(scope: Scope, gone: asyncio.Future[None]) -> None:

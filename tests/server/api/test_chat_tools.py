@@ -9,91 +9,17 @@ import threading
 import httpx
 import pytest
 from format_cases import CASES, TOOLS, WEATHER
+from writing_engine import QWEN3, Observer, Rendered, Writer
 
-from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.structured_outputs import StructuredOutputs
 from octavo.core.thoughts import ThoughtTokens
-from octavo.server.api.openai import chat_choices
+from octavo.server.api import chat_answer
 from octavo.server.api.openai import chat_completions as chat
 from octavo.server.api.openai.chat_body import ChatCompletion, ChatCompletionChunk
-from octavo.server.engine.generation import EngineFacts, EngineObserver, EngineState, Generation
 from octavo.serving.answer_reader import AnswerReader, AskedTools
-from octavo.serving.chat_templates import RenderedChat
-from octavo.serving.outputs import Delta
 
 USER = [{"role": "user", "content": "Hello"}]
-QWEN3 = (
-    "{% for m in messages %}<|user|>{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>\n"
-    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n'
-    "</tool_call>{% endfor %}{% endfor %}{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
-    "<|assistant|>{% if enable_thinking is defined and not enable_thinking %}"
-    "<think>\n\n</think>\n\n{% elif inside %}<think>\n{% endif %}"
-)
-
-
-class Writer:
-    """An engine that writes texts, one for each sample, in pieces of so many characters."""
-
-    state, num_restarts = EngineState.READY, 0
-
-    def __init__(self, *texts, size=None, reason="stop"):
-        """Its tokens are bytes, whose log-probabilities tell them."""
-        self.texts, self.size, self.reason = texts, size, reason
-        self.facts = EngineFacts(4096, 64, 260, 1024, 16, (256,))
-        self.requests = []
-
-    def check_capacity(self, tenant=""):
-        pass
-
-    def check_size(self, num_requests, num_tokens):
-        pass
-
-    def submit(self, request):
-        self.requests.append(request)
-        generation = Generation(request, lambda generation: None)
-        self.task = asyncio.get_running_loop().create_task(self.write(generation))
-        return generation
-
-    async def write(self, generation):
-        for index, text in enumerate(self.texts):
-            size = self.size or len(text)
-            for at in range(0, len(text), size):
-                await asyncio.sleep(0)
-                ids = list(text[at : at + size].encode())
-                logprobs = []
-                if generation.request.params.logprobs is not None:
-                    logprobs = [TokenLogprobs(token, -float(token), 1, ()) for token in ids]
-                generation.push([Delta(index, text[at : at + size], ids, logprobs)])
-            generation.push([Delta(index, finish_reason=self.reason)])
-
-
-class Observer(EngineObserver):
-    def __init__(self):
-        self.noted = []
-
-    def on_tool_calls(self, format_name, num_calls, malformed):
-        self.noted.append((format_name, num_calls, malformed))
-
-
-class Rendered:
-    """Prompts of a format that no template of this tokenizer has."""
-
-    def __init__(self, tokenizer, format, *, inside):
-        self.tokenizer, self.format, self.inside = tokenizer, format, inside
-
-    async def chat(self, messages, *, tools, tool_choice, parallel_tool_calls, **options):
-        asked = AskedTools.of(tools, tool_choice, parallel=parallel_tool_calls)
-        thoughts = None
-        if self.format.thoughts is not None:
-            ends = tuple(map(str.encode, self.format.ends_of_thought))
-            begin = self.format.thoughts.begin.encode()
-            thoughts = ThoughtTokens(begin, ends, lambda token: bytes([token]), self.inside)
-        reader = AnswerReader(self.format, asked, self.inside, thoughts)
-        return RenderedChat("x", [1, 2, 3], reader)
-
-    async def words(self, words):
-        return ()
 
 
 @pytest.fixture
@@ -242,13 +168,13 @@ def test_token_ids_are_those_of_all_that_was_written(api, stream):
 
 def test_a_long_answer_is_parsed_beside_the_event_loop(api, monkeypatch):
     threads = set()
-    read = chat_choices.read_delta
+    read = chat_answer.read_delta
 
     def noting(*arguments):
         threads.add(threading.current_thread().name)
         return read(*arguments)
 
-    monkeypatch.setattr(chat_choices, "read_delta", noting)
+    monkeypatch.setattr(chat_answer, "read_delta", noting)
     for stream in (False, True):
         text = "x" * 40_000
         (choice,) = api(Writer(text), QWEN3).post(tools=TOOLS, stream=stream)["choices"]

@@ -6,14 +6,20 @@ import asyncio
 import json
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
+from writing_engine import send as send_to
 
 from octavo import __version__
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sink_window import SinkWindowRules
+from octavo.server.api.fill_in import FillInTokens
 from octavo.server.api.llama_server.routes import create_router
+from octavo.server.app import create_server_app
 from octavo.server.engine.generation import Generation
+from octavo.server.http.tenants import Tenants
+from octavo.server.watch.metrics import Metrics
 from octavo.serving.outputs import Delta
 
 A, B = 64, 65  # the byte tokenizer's ids
@@ -308,3 +314,74 @@ def test_a_context_that_is_shifted_may_be_outgrown(complete, fake_engine):
         assert complete(prompt="abc", n_predict=300, n_keep=n_keep)["tokens_predicted"] == 300
         assert fake_engine.requests[-1].params.n_keep == kept
     assert complete(prompt="abc", n_predict=-1)["tokens_predicted"] == 253
+
+
+# -- /infill, /slots and prompts that are too long -----------------------------------------------
+
+
+def test_a_gap_is_filled_in(ask, fake_engine, service, monkeypatch):
+    tokenizer = service.prompts.tokenizer
+    body = {"input_prefix": "ab", "input_suffix": "d", "prompt": "c", "n_predict": 3}
+    refused = ask("POST", "/infill", json=body)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "input_suffix"
+    monkeypatch.setattr(FillInTokens, "of", lambda _: FillInTokens(240, 241, 242, 243, 244))
+    answer = ask("POST", "/infill", json=body)
+    assert answer.status_code == 200, answer.text
+
+    def ids(text):
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    prompt = fake_engine.requests[-1].prompt_token_ids
+    assert prompt == [240, *ids("ab"), 241, *ids("d"), 242, *ids("c")]
+    extra = [{"filename": "x.py", "text": "import y"}, {"text": "z"}]
+    ask("POST", "/infill", json={**body, "prompt": "", "input_extra": extra})
+    prompt = fake_engine.requests[-1].prompt_token_ids
+    others = [243, *ids("\n"), 244, *ids("x.py\nimport y"), 244, *ids("file\nz"), 244]
+    assert prompt == [*others, 240, *ids("ab"), 241, *ids("d"), 242]
+    assert ask("POST", "/infill", json={**body, "prompt": ["a", "b"]}).status_code == 400
+
+
+def test_tokens_for_filling_in_are_known_by_their_names(byte_tokenizer):
+    class Known:
+        def __init__(self, **ids):
+            self.specials = SimpleNamespace(matcher=SimpleNamespace(ids=ids))
+
+    assert FillInTokens.of(byte_tokenizer) is None
+    qwen = {"<|fim_prefix|>": 1, "<|fim_suffix|>": 2, "<|fim_middle|>": 3, "<|file_sep|>": 4}
+    assert FillInTokens.of(Known(**qwen)) == FillInTokens(1, 2, 3, None, 4)
+    assert FillInTokens.of(Known(**{"<fim_prefix>": 1})) is None
+
+
+def test_slots_say_how_many_requests_run(ask, fake_engine):
+    fake_engine.stats = replace(fake_engine.stats, num_running=2)
+    slots = ask("GET", "/slots").json()
+    assert len(slots) == 64 and [slot["is_processing"] for slot in slots[:3]] == [True, True, False]
+    assert slots[0]["n_ctx"] == 256
+    fake_engine.stats = replace(fake_engine.stats, num_running=64)
+    assert ask("GET", "/slots", params={"fail_on_no_slot": 1}).status_code == 503
+    assert ask("GET", "/slots").status_code == 200
+
+
+def test_a_prompt_that_is_too_long_has_llama_cpps_error(complete):
+    error = complete(400, prompt="a" * 300)
+    assert error["type"] == "exceed_context_size_error"
+    assert (error["n_prompt_tokens"], error["n_ctx"]) == (300, 256)
+
+
+def test_a_chat_that_is_too_long_has_it_where_llama_cpps_clients_ask(service):
+    service = replace(service, metrics=Metrics("tiny"))
+    app = create_server_app(service, Tenants(service.settings))
+    body = {"messages": [{"role": "user", "content": "a" * 300}]}
+
+    def error(path):
+        answer = send_to(app, "POST", path, json=body, headers={"host": "localhost"})
+        assert answer.status_code == 400
+        return answer.json()["error"]
+
+    service.prompts._chat_template = "{{ messages[0].content }}"
+    assert error("/chat/completions")["type"] == "exceed_context_size_error"
+    assert error("/chat/completions")["n_ctx"] == 256
+    assert error("/v1/chat/completions")["type"] == "invalid_request_error"
+    path = "/chat/completions/input_tokens"
+    counted = send_to(app, "POST", path, json=body, headers={"host": "localhost"})
+    assert counted.json() == {"input_tokens": 300}

@@ -319,7 +319,7 @@ def test_messages_of_all_roles():
         {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "audio": None},
     ]
     body = read(ChatCompletionRequest, messages=messages)
-    plain = body.messages_for_template()
+    plain = body.to_chat().messages
     assert plain[2]["content"] == messages[2]["content"]
     assert plain[3] == {"role": "assistant", "tool_calls": [call]}
     assert plain[5] == {"role": "assistant", "content": "x"}
@@ -348,7 +348,7 @@ def test_what_agents_leave_in_messages_is_dropped():
     ignored = IgnoredFields()
     body = read(ChatCompletionRequest, ignored=ignored, messages=[message])
     assert set(ignored.names) == {"cache_control", "weight", "refusal"}
-    assert body.messages_for_template() == [
+    assert body.to_chat().messages == [
         {"role": "assistant", "content": [{"type": "text", "text": "a"}]}
     ]
 
@@ -369,12 +369,10 @@ def test_conversations_are_not_empty_or_endless():
 def test_tools():
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     body = read(ChatCompletionRequest, tools=[tool])
-    assert body.tools_for_template() == [tool]
-    assert read(ChatCompletionRequest, tools=[tool], tool_choice="auto").tools_for_template()
-    assert (
-        read(ChatCompletionRequest, tools=[tool], tool_choice="none").tools_for_template() is None
-    )
-    assert read(ChatCompletionRequest, tools=[]).tools_for_template() is None
+    assert body.to_chat().tools == [tool]
+    assert read(ChatCompletionRequest, tools=[tool], tool_choice="auto").to_chat().tools
+    assert read(ChatCompletionRequest, tools=[tool], tool_choice="none").to_chat().tools is None
+    assert read(ChatCompletionRequest, tools=[]).to_chat().tools is None
     named = {"type": "function", "function": {"name": "f"}}
     assert read(ChatCompletionRequest, tools=[tool], tool_choice=named).tool_choice == named
     assert refusal(ChatCompletionRequest, tools=[tool], tool_choice=1).param == "tool_choice"

@@ -36,6 +36,10 @@ def environment() -> Iterator[None]:
             patch.delenv(name, raising=False)
         for name in ("OPENAI_API_BASE", "OPENAI_PROXY", "OCTAVO_API_KEY", "HF_TOKEN"):
             patch.delenv(name, raising=False)
+        for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL"):
+            patch.delenv(name, raising=False)
+        for name in ("OLLAMA_HOST", "OLLAMA_API_KEY"):
+            patch.delenv(name, raising=False)
         for name in ("NO_PROXY", "no_proxy"):
             patch.setenv(name, "127.0.0.1")
         yield

@@ -114,7 +114,7 @@ class Reply:
         return json.loads(self.body)["error"]
 
 
-OPERATORS = ["/steps", "/metrics", "/load", "/octavo/tensors", "/octavo/tensors/a.b"]
+OPERATORS = ["/steps", "/metrics", "/load", "/slots", "/octavo/tensors", "/octavo/tensors/a.b"]
 
 
 class GuardedApp:

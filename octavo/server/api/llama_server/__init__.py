@@ -1,2 +1,2 @@
-"""The API of llama.cpp's server beside OpenAI's: ``/completion``, ``/props``,
-``/apply-template``."""
+"""The API of llama.cpp's server beside OpenAI's: ``/completion``, ``/infill``, ``/slots``,
+``/props``, ``/apply-template``."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, Field, PlainValidator, RootModel, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from octavo.core.sampling_params import MAX_LOGIT_BIAS, MAX_LOGPROBS
 from octavo.server.api.answers import Timings
-from octavo.server.api.fields import MAX_INT, Unsupported, first_that_is_no_token_id
+from octavo.server.api.fields import MAX_INT, Body, Unsupported, first_that_is_no_token_id
+from octavo.server.api.fill_in import OtherFile
 from octavo.server.api.requests import CommonFields, GenerationFields
 from octavo.server.settings import MAX_PROMPTS, MAX_STOP_CHARS
 
@@ -140,6 +141,41 @@ class LlamaCompletionRequest(CommonFields):
     def max_tokens(self) -> int | None:
         """Most tokens to generate; None is as many as the context allows."""
         return None if self.n_predict is None or self.n_predict < 0 else max(self.n_predict, 1)
+
+
+class ExtraFile(Body):
+    """A further file that the model is shown."""
+
+    filename: Annotated[str, Field(max_length=MAX_STOP_CHARS)] | None = None
+    text: str
+
+
+class InfillRequest(LlamaCompletionRequest):
+    """A text with a gap to be filled in."""
+
+    input_prefix: str
+    input_suffix: str
+    input_extra: Annotated[list[ExtraFile], Field(max_length=MAX_TEXTS, fail_fast=True)] | None = (
+        Field(None, description="further files")
+    )
+    prompt: Annotated[Prompts, PlainValidator(_to_prompts), WithJsonSchema({})] = Field(
+        default_factory=lambda: Prompts([[""]]), description="what the text in the gap begins with"
+    )
+
+    @property
+    def files(self) -> list[OtherFile]:
+        """The further files."""
+        return [OtherFile(file.filename or "file", file.text) for file in self.input_extra or ()]
+
+
+class Slot(BaseModel):
+    id: int
+    n_ctx: int
+    is_processing: bool
+
+
+class Slots(RootModel[list[Slot]]):
+    """The places of requests that run at once."""
 
 
 class LlamaCompletion(BaseModel):

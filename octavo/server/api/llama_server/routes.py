@@ -11,17 +11,21 @@ from pydantic import BaseModel
 from starlette.responses import JSONResponse
 
 from octavo import __version__
-from octavo.base.errors import ChatTemplateError
+from octavo.base.errors import ChatTemplateError, InvalidRequestError
 from octavo.core.batch import TokenLogprobs
 from octavo.core.limits import DEFAULT_OUTPUT_TOKENS, checked_token_ids
 from octavo.core.sampling_params import SamplingParams
+from octavo.server.api.fill_in import fill_in_prompt
 from octavo.server.api.generation_job import GenerationJob, sample_error
 from octavo.server.api.llama_server.body import (
+    InfillRequest,
     LlamaCompletion,
     LlamaCompletionRequest,
     Prompt,
     Props,
+    Slots,
 )
+from octavo.server.api.llama_server.errors import llama_error_response
 from octavo.server.api.openai.chat_body import ChatCompletionRequest
 from octavo.server.api.openai.logprobs import TokenNames, finite
 from octavo.server.api.requests import GenerationFields
@@ -34,8 +38,9 @@ from octavo.server.api.sampling import (
 )
 from octavo.server.api.server_context import ServerContext
 from octavo.server.http.background import in_background
-from octavo.server.http.body import JsonRoute, work_on_body
+from octavo.server.http.body import DialectRoute, work_on_body
 from octavo.server.http.context import request_context
+from octavo.server.http.errors import HttpError
 from octavo.server.http.json_text import encode
 from octavo.server.http.sse import EventStream, event, run_until_disconnect
 from octavo.serving.outputs import Delta
@@ -45,8 +50,15 @@ class Template(BaseModel):
     prompt: str
 
 
+class LlamaRoute(DialectRoute):
+    """A route whose errors have llama.cpp's type for a prompt that is too long."""
+
+    async def _answer_error(self, request: Request, error: HttpError) -> Response:
+        return llama_error_response(error)
+
+
 def create_router(server: ServerContext) -> APIRouter:
-    router = APIRouter(route_class=JsonRoute, tags=["llama.cpp"])
+    router = APIRouter(route_class=LlamaRoute, tags=["llama.cpp"])
 
     @router.post(
         "/completion",
@@ -56,16 +68,42 @@ def create_router(server: ServerContext) -> APIRouter:
     async def complete(body: LlamaCompletionRequest, request: Request) -> Response:
         """Continue a prompt, or several."""
         server.check_model(body.model)
-        job = await _begin(server, body, request)
-        writer = _CompletionWriter(server, body, job)
-        if body.stream:
-            events = _events(job, writer)
-            headers = job.cache_headers
-            return EventStream(events, [job], server.settings, done=b"", headers=headers)
-        groups = await job.collect(request)
-        results = [await writer.whole(index, group[0]) for index, group in enumerate(groups)]
-        answer = results if body.prompt.is_list else results[0]
-        return Response(encode(answer), media_type="application/json", headers=job.cache_headers)
+        prompts = [
+            await run_until_disconnect(request, _token_ids(server, prompt))
+            for prompt in body.prompt
+        ]
+        return await _answer(server, body, request, prompts)
+
+    @router.post(
+        "/infill", response_model=None, responses=describe(LlamaCompletion, LlamaCompletion)
+    )
+    async def infill(body: InfillRequest, request: Request) -> Response:
+        """Fill in what belongs between two texts."""
+        server.check_model(body.model)
+        if body.prompt.is_list:
+            raise InvalidRequestError("must be one text", "prompt")
+        begin = await _token_ids(server, body.prompt[0], adds_bos=False)
+        prompt = await fill_in_prompt(
+            server.prompts,
+            body.input_prefix,
+            body.input_suffix,
+            begin=begin,
+            files=body.files,
+            field="input_suffix",
+        )
+        return await _answer(server, body, request, [prompt])
+
+    @router.get("/slots", response_model=None, responses=describe(Slots))
+    async def slots(fail_on_no_slot: bool = False) -> Response:
+        """List the places of requests that run at once, without anything of the requests."""
+        facts, num_running = server.engine.facts, server.engine.stats.num_running
+        if fail_on_no_slot and num_running >= facts.max_num_seqs:
+            raise HttpError(503, "no slot is free", headers={"retry-after": "1"})
+        found = [
+            {"id": index, "n_ctx": context_of(facts), "is_processing": index < num_running}
+            for index in range(facts.max_num_seqs)
+        ]
+        return JSONResponse(found)
 
     @router.get("/props", response_model=None, responses=describe(Props))
     async def props() -> Response:
@@ -75,17 +113,8 @@ def create_router(server: ServerContext) -> APIRouter:
     @router.post("/apply-template", response_model=None, responses=describe(Template))
     async def apply_template(body: ChatCompletionRequest, request: Request) -> Response:
         """Return the prompt that the chat template makes of a conversation."""
-        messages, tools = await work_on_body(request, body.for_template)
-        prompt = await server.prompts.chat(
-            messages,
-            tools=tools,
-            tool_choice=body.tool_choice,
-            reasoning_effort=body.reasoning_effort,
-            chat_template_kwargs=body.chat_template_kwargs,
-            add_generation_prompt=body.add_generation_prompt is not False,
-            continue_final_message=bool(body.continue_final_message),
-            ignored=request_context(request).ignored,
-        )
+        chat = await work_on_body(request, body.to_chat)
+        prompt = await chat.render(server, request_context(request).ignored)
         return Response(encode({"prompt": prompt.text}), media_type="application/json")
 
     return router
@@ -94,13 +123,30 @@ def create_router(server: ServerContext) -> APIRouter:
 # -- /completion ---------------------------------------------------------------------------------
 
 
+async def _answer(
+    server: ServerContext,
+    body: LlamaCompletionRequest,
+    request: Request,
+    prompts: list[list[int]],
+) -> Response:
+    """Return the answers to prompts, whole or as events."""
+    job = await _begin(server, body, request, prompts)
+    writer, headers = _CompletionWriter(server, body, job), job.cache_headers
+    if body.stream:
+        return EventStream(_events(job, writer), [job], server.settings, done=b"", headers=headers)
+    groups = await job.collect(request)
+    results = [await writer.whole(index, group[0]) for index, group in enumerate(groups)]
+    answer = results if body.prompt.is_list else results[0]
+    return Response(encode(answer), media_type="application/json", headers=headers)
+
+
 async def _begin(
-    server: ServerContext, body: LlamaCompletionRequest, request: Request
+    server: ServerContext,
+    body: LlamaCompletionRequest,
+    request: Request,
+    prompts: list[list[int]],
 ) -> GenerationJob:
     facts = server.engine.facts
-    prompts = [
-        await run_until_disconnect(request, _token_ids(server, prompt)) for prompt in body.prompt
-    ]
     n_keep = min(map(len, prompts)) if body.n_keep == -1 else body.n_keep
     bias = await run_until_disconnect(request, _bias(server, body))
     fields = _generation_fields(body, bias, n_keep if facts.sink_windows.context_shift else None)
@@ -115,7 +161,7 @@ async def _begin(
     return await GenerationJob(server, request, fields, prompts, params).begin()
 
 
-async def _token_ids(server: ServerContext, prompt: Prompt) -> list[int]:
+async def _token_ids(server: ServerContext, prompt: Prompt, *, adds_bos: bool = True) -> list[int]:
     """Return a prompt's tokens.
 
     Its texts may have special tokens in them: clients of this route write the chat template
@@ -128,7 +174,10 @@ async def _token_ids(server: ServerContext, prompt: Prompt) -> list[int]:
             token_ids += checked_token_ids(piece, facts.vocab_size, "prompt")
         else:
             token_ids += await server.prompts.text(
-                piece, add_special_tokens=index == 0, parse_special=True, limit=context_of(facts)
+                piece,
+                add_special_tokens=adds_bos and index == 0,
+                parse_special=True,
+                limit=context_of(facts),
             )
     return token_ids
 

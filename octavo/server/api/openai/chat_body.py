@@ -10,6 +10,7 @@ from typing_extensions import TypeAliasType
 
 from octavo.core.sampling_params import MAX_LOGPROBS
 from octavo.server.api.answers import Answer, AnswerModel, PromptLogprobs
+from octavo.server.api.chats import Chat
 from octavo.server.api.fields import (
     Body,
     Label,
@@ -169,14 +170,26 @@ class ChatCompletionRequest(GenerationFields):
     mm_processor_kwargs: Annotated[Unsupported, NoEffect] = None
     return_prompt_text: Unsupported = None
 
-    def for_template(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-        """Return the messages and the tools for the chat template."""
-        return self.messages_for_template(), self.tools_for_template()
+    def to_chat(self) -> Chat:
+        """Return the conversation, and how a prompt is made of it."""
+        # The template refuses both to begin a message and to continue one.
+        begins = self.add_generation_prompt
+        return Chat(
+            messages=[message.to_dict() for message in self.messages],
+            tools=self._tools_for_template(),
+            tool_choice=self.tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            documents=self.documents,
+            reasoning_effort=self.reasoning_effort,
+            thinking=self.enable_thinking,
+            chat_template=self.chat_template,
+            chat_template_kwargs=self.chat_template_kwargs,
+            add_generation_prompt=not self.continue_final_message if begins is None else begins,
+            continue_final_message=bool(self.continue_final_message),
+            add_special_tokens=bool(self.add_special_tokens),
+        )
 
-    def messages_for_template(self) -> list[dict[str, Any]]:
-        return [message.to_dict() for message in self.messages]
-
-    def tools_for_template(self) -> list[dict[str, Any]] | None:
+    def _tools_for_template(self) -> list[dict[str, Any]] | None:
         if not self.tools or self.tool_choice == "none":
             return None
         return [tool.model_dump(exclude_none=True) for tool in self.tools]

@@ -5,21 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.chat_formats.messages import MessageDelta, ParsedMessage, ToolCall, ToolCallDelta
-from octavo.server.api.generation_job import GenerationJob
+from octavo.server.api.chat_answer import AnswerParsing, note_calls
+from octavo.server.api.chats import Begun
 from octavo.server.api.openai.chat_body import ChatCompletionRequest
 from octavo.server.api.openai.choices import ChoiceWriter
 from octavo.server.api.openai.logprobs import chat_logprobs, prompt_logprobs
 from octavo.server.api.server_context import ServerContext
-from octavo.serving.answer_reader import AnswerReader, read_delta
 from octavo.serving.outputs import Delta
 
 
 class ChatChoiceWriter(ChoiceWriter):
-    """Writes the choices of one chat.
-
-    Args:
-        reader: of the answers to its prompt.
-    """
+    """Writes the choices of one chat."""
 
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
@@ -29,14 +25,13 @@ class ChatChoiceWriter(ChoiceWriter):
         self,
         server: ServerContext,
         fields: ChatCompletionRequest,
-        job: GenerationJob,
-        reader: AnswerReader,
+        chat: Begun,
     ):
-        super().__init__(server, fields, job)
-        self._server, self._reader = server, reader
+        super().__init__(server, fields, chat.job)
+        self._server, self._reader = server, chat.reader
         self._shows_thoughts = fields.include_reasoning is not False
         self._merges_thoughts = fields.separate_reasoning is False
-        self._parsings: dict[int, _Parsing] = {}
+        self._parsings: dict[int, AnswerParsing] = {}
         self._parsed = MessageDelta()  # by ``shows``, of the delta that is to be written next
 
     def usage(self) -> dict[str, Any]:
@@ -106,14 +101,11 @@ class ChatChoiceWriter(ChoiceWriter):
 
     def finish(self) -> None:
         for parsing in self._parsings.values():
-            if parsing.num_calls or parsing.malformed:
-                self._server.observer.on_tool_calls(
-                    self._reader.format.name, parsing.num_calls, parsing.malformed
-                )
+            note_calls(self._server, self._reader, parsing)
 
     def _parse(self, index: int, delta: Delta) -> MessageDelta:
         if index not in self._parsings:
-            self._parsings[index] = _Parsing(self._reader)
+            self._parsings[index] = AnswerParsing(self._reader)
         return self._parsings[index].take(delta)
 
     def _shown(self, delta: MessageDelta, index: int) -> MessageDelta:
@@ -135,50 +127,6 @@ class ChatChoiceWriter(ChoiceWriter):
         if parsing.warnings:
             end["warnings"] = parsing.warnings
         return end
-
-
-class _Parsing:
-    """One answer that is parsed, and what is known of it so far."""
-
-    def __init__(self, reader: AnswerReader):
-        self._parser = reader.parser()
-        self._count = reader.thought_count()
-        self.num_calls = 0
-        self.are_thoughts: list[bool] = []  # by token of the last delta
-        self._is_merging = False  # within a thought that is shown as content
-
-    def take(self, delta: Delta) -> MessageDelta:
-        """Parse a delta."""
-        if self._count is not None:
-            self.are_thoughts = self._count.add(delta.token_ids)
-        parsed = read_delta(self._parser, delta)
-        self.num_calls += sum(1 for call in parsed.tool_calls if call.id)
-        return parsed
-
-    def merged(self, delta: MessageDelta, begin: str, end: str) -> MessageDelta:
-        """Return a delta with its thought as content, between these tags."""
-        text = ""
-        if delta.reasoning:
-            text, self._is_merging = ("" if self._is_merging else begin) + delta.reasoning, True
-        if self._is_merging and (delta.content or delta.tool_calls):
-            text, self._is_merging = text + end, False
-        return MessageDelta("", text + delta.content, delta.tool_calls)
-
-    @property
-    def num_thought_tokens(self) -> int:
-        return 0 if self._count is None else self._count.num_tokens
-
-    @property
-    def has_open_call(self) -> bool:
-        return self._parser.has_open_call
-
-    @property
-    def warnings(self) -> list[str]:
-        return self._parser.warnings
-
-    @property
-    def malformed(self) -> list[str]:
-        return self._parser.malformed
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

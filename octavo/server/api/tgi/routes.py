@@ -13,7 +13,7 @@ Where octavo differs from TGI, on purpose:
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -40,7 +40,7 @@ from octavo.server.api.tgi.protocol import (
     TgiStreamEvent,
     TgiStreamRequest,
 )
-from octavo.server.http.body import JsonRoute
+from octavo.server.http.body import DialectRoute
 from octavo.server.http.errors import HttpError, error_body, to_http_error
 from octavo.server.http.sse import EventStream, event, run_until_disconnect
 from octavo.server.settings import MAX_STOP_CHARS
@@ -54,19 +54,8 @@ _ERROR_TYPES = {429: "overloaded", 503: "overloaded", 504: "timeout"}
 _CLIENT_ERROR, _SERVER_ERROR = "validation", "generation"
 
 
-class TgiRoute(JsonRoute):
+class TgiRoute(DialectRoute):
     """A route whose errors have TGI's body."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        answer = super().get_route_handler()
-
-        async def answer_errors(request: Request) -> Response:
-            try:
-                return await answer(request)
-            except Exception as error:
-                return await self._answer_error(request, to_http_error(error))
-
-        return answer_errors
 
     async def _answer_error(self, request: Request, error: HttpError) -> Response:
         return tgi_error_response(error)
