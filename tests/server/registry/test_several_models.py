@@ -81,6 +81,27 @@ def test_an_unknown_model_is_a_404_with_what_was_meant_in_every_shape(over_http)
     over_http(main, "model-a", "model-b")
 
 
+def test_ollamas_clients_see_all_models_and_say_how_long_one_stays(over_http):
+    async def main(client, setting):
+        async def names(path):
+            return [each["name"] for each in (await client.get(path)).json()["models"]]
+
+        assert (await names("/api/tags"), await names("/api/ps")) == (["a", "b"], [])
+        prompt = {"prompt": "x", "raw": True, "stream": False, "options": {"num_predict": 2}}
+        answer = await post(client, "/api/generate", model="b:latest", keep_alive="5m", **prompt)
+        assert answer.status_code == 200, answer.text
+        assert (await names("/api/tags"), await names("/api/ps")) == (["a", "b"], ["b"])
+        (status,) = (each for each in setting.registry.list() if each.names == ("b",))
+        assert 200 < status.unload_after <= 300
+        unloading = await post(client, "/api/generate", model="b", keep_alive=0, stream=False)
+        assert unloading.json()["done_reason"] == "unload"
+        await setting.until_states(b="unloaded")
+        wrong = await post(client, "/api/generate", model="b", keep_alive="soon", **prompt)
+        assert wrong.status_code == 400 and "keep_alive" in wrong.json()["error"]
+
+    over_http(main, "a", "b")
+
+
 def test_a_body_that_is_wrong_or_names_no_model_loads_nothing(over_http):
     async def main(client, setting):
         answer = await post(client, **asking())

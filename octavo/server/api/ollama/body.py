@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from octavo.base.errors import InvalidRequestError
 from octavo.core.sampling_params import MAX_LOGPROBS
 from octavo.server.api.chats import Chat, FieldNames, Length, is_to_be_continued
 from octavo.server.api.constraints import AskedConstraint, ConstrainedBody, Schema
@@ -48,6 +50,8 @@ NAMES = FieldNames(
 
 Text = Annotated[str, Tag("text")]
 ModelName = Annotated[str, Field(min_length=1, max_length=512)]
+_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(-?[0-9]{1,9}(?:\.[0-9]{1,3})?)(|ms|s|m|h)")
 KeepAlive = Annotated[
     Annotated[float, Tag("number")] | Annotated[Label, Tag("text")],
     Discriminator(lambda value: "text" if isinstance(value, str) else "number"),
@@ -139,15 +143,28 @@ class GenerationBody(ConstrainedBody):
     ) = Field(None, description="whether, or how much; as far as the chat template knows it")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="needs logprobs")
-    keep_alive: KeepAlive | None = Field(None, description="the model stays anyway")
+    keep_alive: KeepAlive | None = Field(
+        None, description="of several models; seconds, or a text such as 5m. The only one stays"
+    )
     truncate: bool | None = Field(None, description="drop the oldest turns of a long prompt (yes)")
     shift: Annotated[Any, NoEffect] = None
 
     @property
-    def keeps_for_ever(self) -> bool:
-        """True if the model is to stay in memory, as it does anyhow."""
+    def keep_seconds(self) -> float | None:
+        """For how long the model is to stay in memory; below 0 is for ever, None was not said.
+
+        Raises:
+            InvalidRequestError: it is no time.
+        """
         given = self.keep_alive
-        return given is None or (given.startswith("-") if isinstance(given, str) else given < 0)
+        if given is None or not isinstance(given, str):
+            return given
+        match = _DURATION.fullmatch(given.strip())
+        if match is None:
+            raise InvalidRequestError(
+                f"{given[:40]!r} is no time such as 300, 30s, 5m or -1", "keep_alive"
+            )
+        return float(match[1]) * _UNITS[match[2]]
 
     @property
     def effort(self) -> str | None:

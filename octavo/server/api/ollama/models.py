@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cached_property
+import time
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from octavo.base.errors import ChatTemplateError, ModelError
 from octavo.core.limits import context_tokens
 from octavo.server.api.fill_in import FillInTokens
 from octavo.server.api.ollama.answers import timestamp
-from octavo.server.api.server_context import ServerContext
+from octavo.server.api.server_context import ModelStatus, ServerContext
 from octavo.server.http.background import in_background
 from octavo.server.http.errors import HttpError
 
@@ -21,11 +22,10 @@ _NEVER = "9999-12-31T23:59:59Z"  # when a model is unloaded that stays
 
 
 class ServedModels:
-    """The models of a server: the one that it runs, under its names."""
+    """The models of a server: the one that it runs, under its names, or several."""
 
     def __init__(self, server: ServerContext):
         self._server = server
-        self._known_family: str | None = None
 
     def find(self, name: str) -> str:
         """Return the server's name of a model.
@@ -47,23 +47,66 @@ class ServedModels:
 
     async def tags(self) -> list[dict[str, Any]]:
         """Return all models."""
-        family = await self._family()
-        return [self._entry(name, family) for name in self.names]
+        several = self._server.models
+        if several is None:
+            return await LoadedModel(self._server).entries()
+        found: list[dict[str, Any]] = []
+        for status in several.list():
+            context = several.context_of(status.names[0])
+            found += (
+                await _entries_of_files(status, self._server.created)
+                if context is None
+                else await LoadedModel(context).entries()
+            )
+        return found
 
     async def running(self) -> list[dict[str, Any]]:
         """Return the models in memory."""
-        facts = self._server.engine.facts
-        on_gpu = str(facts.info.get("device", "cpu")) != "cpu"
-        more = {
-            "expires_at": _NEVER,
-            "size_vram": self._size if on_gpu else 0,
-            "context_length": context_tokens(facts.max_model_len, facts.num_slots),
-        }
-        return [{**entry, **more} for entry in await self.tags()]
+        several = self._server.models
+        if several is None:
+            return await LoadedModel(self._server).running_entries(None)
+        found: list[dict[str, Any]] = []
+        for status in several.list():
+            context = several.context_of(status.names[0])
+            if context is not None:
+                found += await LoadedModel(context).running_entries(status.unload_after)
+        return found
 
     async def show(self, name: str) -> dict[str, Any]:
         """Return the description of one."""
         self.find(name)
+        return await LoadedModel(self._server).description()
+
+
+class LoadedModel:
+    """A model that an engine runs, as Ollama describes it.
+
+    Args:
+        server: what routes work with of this model.
+    """
+
+    def __init__(self, server: ServerContext):
+        self._server = server
+
+    async def entries(self) -> list[dict[str, Any]]:
+        """Return the entry of each of its names."""
+        family = await self._family()
+        names = self._server.model_names
+        return [self._entry(name, family) for name in names]
+
+    async def running_entries(self, unload_after: float | None) -> list[dict[str, Any]]:
+        """Return the same with what it takes, and when it is unloaded: in so many seconds."""
+        facts = self._server.engine.facts
+        on_gpu = str(facts.info.get("device", "cpu")) != "cpu"
+        more = {
+            "expires_at": _NEVER if unload_after is None else timestamp(time.time() + unload_after),
+            "size_vram": self._size if on_gpu else 0,
+            "context_length": context_tokens(facts.max_model_len, facts.num_slots),
+        }
+        return [{**entry, **more} for entry in await self.entries()]
+
+    async def description(self) -> dict[str, Any]:
+        """Return all that there is to know of it."""
         server, family = self._server, await self._family()
         capabilities = ["completion"]
         try:
@@ -76,7 +119,7 @@ class ServedModels:
         if FillInTokens.of(server.prompts.tokenizer) is not None:
             capabilities.append("insert")
         return {
-            "modelfile": f"FROM {self.names[0]}\n",
+            "modelfile": f"FROM {server.model_names[0]}\n",
             "parameters": self._parameters,
             "template": template,
             "license": "",
@@ -85,8 +128,6 @@ class ServedModels:
             "capabilities": capabilities,
             "modified_at": timestamp(server.created),
         }
-
-    # -- what is known of it -----------------------------------------------------------------------
 
     def _entry(self, name: str, family: str) -> dict[str, Any]:
         return {
@@ -102,24 +143,17 @@ class ServedModels:
     def _size(self) -> int:
         return int(self._server.engine.facts.info.get("weights_bytes") or 0)
 
-    @cached_property
+    @property
     def _digest(self) -> str:
         """A name of what the engine runs, which changes with it."""
         facts = self._server.engine.facts
-        known = repr((self.names[0], sorted(facts.rank_model.items()), facts.info.get("dtype")))
+        name, dtype = self._server.model_names[0], facts.info.get("dtype")
+        known = repr((name, sorted(facts.rank_model.items()), dtype))
         return hashlib.sha256(known.encode()).hexdigest()
 
     def _details(self, family: str) -> dict[str, Any]:
-        path = self._server.model_path
-        is_gguf = path is not None and path.suffix == ".gguf"
-        return {
-            "parent_model": "",
-            "format": "gguf" if is_gguf else "safetensors",
-            "family": family,
-            "families": [family],
-            "parameter_size": _shortened(self._num_params),
-            "quantization_level": str(self._server.engine.facts.info.get("dtype") or ""),
-        }
+        dtype = str(self._server.engine.facts.info.get("dtype") or "")
+        return _details(self._server.model_path, family, _shortened(self._num_params), dtype)
 
     @property
     def _num_params(self) -> int:
@@ -129,9 +163,7 @@ class ServedModels:
 
     async def _family(self) -> str:
         """Return the kind of model, as its files have it."""
-        if self._known_family is None:
-            self._known_family = await in_background(_family_of, self._server.model_path)
-        return self._known_family
+        return await in_background(_family_of, self._server.model_path)
 
     @property
     def _parameters(self) -> str:
@@ -144,7 +176,7 @@ class ServedModels:
         facts = self._server.engine.facts
         return {
             "general.architecture": family,
-            "general.basename": self.names[0],
+            "general.basename": self._server.model_names[0],
             "general.parameter_count": self._num_params,
             f"{family}.context_length": facts.max_model_len,
             f"{family}.vocab_size": facts.vocab_size,
@@ -153,6 +185,36 @@ class ServedModels:
         }
 
 
+async def _entries_of_files(status: ModelStatus, created: int) -> list[dict[str, Any]]:
+    """Return the entry of each name of a model that is not loaded, of which its files tell."""
+    digest = hashlib.sha256(repr(status.names).encode()).hexdigest()
+    family = await in_background(_family_of, status.path)
+    return [
+        {
+            "name": name,
+            "model": name,
+            "modified_at": timestamp(created),
+            "size": (status.memory_bytes or {}).get("weights", 0),
+            "digest": digest,
+            "details": _details(status.path, family, "", ""),
+        }
+        for name in status.names
+    ]
+
+
+def _details(path: Path | None, family: str, size: str, dtype: str) -> dict[str, Any]:
+    is_gguf = path is not None and path.suffix == ".gguf"
+    return {
+        "parent_model": "",
+        "format": "gguf" if is_gguf else "safetensors",
+        "family": family,
+        "families": [family],
+        "parameter_size": size,
+        "quantization_level": dtype,
+    }
+
+
+@lru_cache(maxsize=64)
 def _family_of(path: Path | None) -> str:
     from octavo.base.model_files import ModelFolder
     from octavo.models.gguf import GGUFFile

@@ -71,9 +71,9 @@ def create_router(server: ServerContext) -> APIRouter:
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Continue a conversation."""
         models.find(body.model)
-        _check(body, request)
+        _check(server, body, request)
         if not body.messages:
-            return _loaded(body, {"message": {"role": "assistant", "content": ""}})
+            return _loaded(server, body, {"message": {"role": "assistant", "content": ""}})
         context = request_context(request)
         fields = body.generation_fields(server.engine.facts, context.ignored)
         begun = await begin_chat(
@@ -94,9 +94,9 @@ def create_router(server: ServerContext) -> APIRouter:
     async def generate(body: GenerateRequest, request: Request) -> Response:
         """Answer a prompt, complete a text, or fill in what belongs between two."""
         models.find(body.model)
-        _check(body, request)
+        _check(server, body, request)
         if not body.prompt and not body.suffix:
-            return _loaded(body, {"response": ""})
+            return _loaded(server, body, {"response": ""})
         begun = await _begin_generate(server, body, request)
         answer = ChatAnswer(server, begun)
         names = TokenNames(server.prompts.tokenizer)
@@ -171,30 +171,36 @@ def _operators() -> HttpError:
     )
 
 
-def _check(body: GenerationBody, request: Request) -> None:
+def _check(server: ServerContext, body: GenerationBody, request: Request) -> None:
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequestError("needs logprobs to be true", "top_logprobs")
-    if not body.keeps_for_ever:
+    seconds = body.keep_seconds
+    if seconds is None:
+        return
+    if server.models is not None:
+        server.models.keep(body.model, seconds)
+    elif seconds >= 0:
         ignored = request_context(request).ignored
         if ignored.strict:
             raise InvalidRequestError("has no effect: the model stays in memory", "keep_alive")
         ignored.add("keep_alive")
 
 
-def _loaded(body: GenerationBody, parts: dict[str, Any]) -> Response:
-    """Return the answer to a request that only wants the model to be there.
+def _loaded(server: ServerContext, body: GenerationBody, parts: dict[str, Any]) -> Response:
+    """Return the answer to a request that only wants the model to be there, or to be gone.
 
     Raises:
-        InvalidRequestError: it wants the model to be gone.
+        InvalidRequestError: it wants the only model to be gone.
     """
-    if body.keep_alive in (0, "0", "0s", "0m", "0h"):
+    is_unloaded = body.keep_seconds == 0
+    if is_unloaded and server.models is None:
         raise InvalidRequestError("0 would unload the model, which this server keeps", "keep_alive")
     line = {
         "model": body.model,
         "created_at": timestamp(time.time()),
         **parts,
         "done": True,
-        "done_reason": "load",
+        "done_reason": "unload" if is_unloaded else "load",
     }
     return _lines([line]) if body.streams else _json(line)
 
