@@ -281,5 +281,5 @@ def test_an_engine_folder_brings_nothing_of_models_and_checkpoints(tiny_engine):
     done = python(IMPORTS, tiny_engine)
     assert done.returncode == 0, done.stderr
     models = {name for name in done.stdout.split() if name.startswith("octavo.models.")}
-    needed = ("config", "footprint", "kv_groups", "registry")
+    needed = ("config", "footprint", "kv_groups", "pooling", "registry")
     assert models == {f"octavo.models.{name}" for name in needed}

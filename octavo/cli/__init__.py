@@ -64,6 +64,16 @@ COMMANDS = {
     "completion": Command("completion", "configure", "what a shell needs to complete commands"),
 }
 
+PREFIX = "OCTAVO_"
+# Variables that are no flags; what keys of clients are is never put among the arguments.
+RESERVED = frozenset(
+    {
+        *("OCTAVO_HOME", "OCTAVO_API_KEY", "OCTAVO_ADMIN_KEY", "OCTAVO_DEBUG", "OCTAVO_ISA"),
+        *("OCTAVO_PACKED_DIR", "OCTAVO_LIBRARY_DIR", "OCTAVO_NATIVE", "OCTAVO_BUILD_ISA"),
+        *("OCTAVO_FAULTS", "OCTAVO_LINK_TICKET", "OCTAVO_SPREAD", "OCTAVO_AXE"),
+    }
+)
+
 EPILOG = """\
 examples:
   octavo generate --prompt "Why is the sky blue?"
@@ -108,7 +118,7 @@ def _main(argv: Sequence[str]) -> int:
 def _with_variables(parser: CommandParser, argv: Sequence[str]) -> Sequence[str]:
     """Return the arguments with those of the environment."""
     if list(argv[:1]) == ["completion"] or not any(
-        name.startswith("OCTAVO_") for name in os.environ
+        name.startswith(PREFIX) and name not in RESERVED for name in os.environ
     ):
         return argv
     from octavo.cli.environment import flags_of, with_variables

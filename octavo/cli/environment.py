@@ -12,18 +12,9 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from octavo.cli import terminal
+from octavo.cli import PREFIX, RESERVED, terminal
 from octavo.cli.parser import CommandParser, did_you_mean, near
 
-PREFIX = "OCTAVO_"
-# Variables that are no flags; what keys of clients are is never put among the arguments.
-RESERVED = frozenset(
-    {
-        *("OCTAVO_HOME", "OCTAVO_API_KEY", "OCTAVO_ADMIN_KEY", "OCTAVO_DEBUG", "OCTAVO_ISA"),
-        *("OCTAVO_PACKED_DIR", "OCTAVO_LIBRARY_DIR", "OCTAVO_NATIVE", "OCTAVO_BUILD_ISA"),
-        *("OCTAVO_FAULTS", "OCTAVO_LINK_TICKET", "OCTAVO_SPREAD", "OCTAVO_AXE"),
-    }
-)
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _NO_VARIABLES = {"--help", "--help-all", "--version", "--words"}
 

@@ -13,15 +13,16 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.base.errors import ModelFileError, UnsupportedModelError
 from octavo.core.adapters import Adapters, AdapterState
 from octavo.core.request import Adapter, Request
 from octavo.lora.limits import LoraLimits, check_rank
-from octavo.lora.peft_folder import PeftFolder, digest_of
-from octavo.lora.targets import AdaptableModel, changes_of
 from octavo.runtime.forward import Loras, LoraWeights
+
+if TYPE_CHECKING:
+    from octavo.lora.targets import AdaptableModel
 
 _log = logging.getLogger("octavo")
 
@@ -147,6 +148,10 @@ class LoraPool(Adapters):
             self._has_news = True
 
     def _read(self, adapter: PooledLora) -> LoraWeights:
+        # Imported here: engines without adapters do without the files of models.
+        from octavo.lora.peft_folder import PeftFolder, digest_of
+        from octavo.lora.targets import changes_of
+
         if digest_of(adapter.path) != adapter.digest:
             raise ModelFileError(
                 adapter.path, "the adapter's files were changed since it was loaded: load it anew"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,11 +20,13 @@ from octavo.core.batch import Batch
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.layout import TILE
 from octavo.kernels.cpu.program import LoraSite
-from octavo.lora.targets import LowRank
 from octavo.models.config import EMBEDDING, HEAD
 from octavo.quantization.base import float_bytes
 from octavo.quantization.ggml_types import GGMLType
 from octavo.runtime.lora_pool import PooledLora
+
+if TYPE_CHECKING:
+    from octavo.lora.targets import LowRank
 
 _FORMATS = {"float32": (abi.OCT_F32, GGMLType.F32), "bfloat16": (abi.OCT_BF16, GGMLType.BF16)}
 

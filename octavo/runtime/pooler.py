@@ -11,15 +11,17 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from octavo.base.errors import ModelFileError
 from octavo.core.pooling_params import PoolingParams
 from octavo.core.request import Request
-from octavo.models.checkpoint import Checkpoint
 from octavo.models.pooling import Dense, Norm, Pooling, Stage
-from octavo.models.safetensors import SafetensorsFile
+
+if TYPE_CHECKING:
+    from octavo.models.checkpoint import Checkpoint
 
 Vectors = np.ndarray  # float32 [..., K]
 _Apply = Callable[[Vectors], Vectors]
@@ -215,6 +217,8 @@ def _floats_of_file(path: Path, name: str) -> np.ndarray:
     folder = ModelFolder(path.parent, path.parent.parent.resolve())
     if folder.find(path.name) is None:
         raise ModelFileError(path, "there is no such file, and pickled weights are not read")
+    from octavo.models.safetensors import SafetensorsFile  # engine folders do without
+
     file = SafetensorsFile(path)
     if name not in file.tensors:
         raise ModelFileError(path, "is missing", field=name)

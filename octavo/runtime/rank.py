@@ -242,14 +242,15 @@ class Rank:
         """Return a pool of adapters that steps apply from then on; to be called once, after the
         start. ConfigError if there can be none here."""
         from octavo.base.model_files import begins_as_gguf, is_engine_folder
-        from octavo.lora.targets import AdaptableModel
-        from octavo.runtime.lora_pool import LoraPool
 
         path = self.spec.path
         if is_engine_folder(path):
             raise ConfigError(
                 f"adapters: {path} is an engine folder; load the model that it was made from"
             )
+        from octavo.lora.targets import AdaptableModel
+        from octavo.runtime.lora_pool import LoraPool
+
         loras = self.forward.open_loras(dtype)
         self.lora_dtype = dtype
         is_gguf = path.is_file() and begins_as_gguf(path)

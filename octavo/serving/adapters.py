@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.base.errors import InvalidRequestError
-from octavo.lora.peft_folder import digest_of
 from octavo.lora.request import LoRARequest
 from octavo.runtime.lora_pool import LoraPool, PooledLora
 
@@ -63,6 +62,8 @@ class EngineAdapters:
             digest = self._digests.get(request)
         if digest is not None:
             return ChosenLora(request, pool.adapter(request.lora_path, digest))
+        from octavo.lora.peft_folder import digest_of  # only of those who have adapters
+
         digest = digest_of(request.lora_path)
         chosen = ChosenLora(request, pool.adapter(request.lora_path, digest))
         pool.load(chosen.adapter)

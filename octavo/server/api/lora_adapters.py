@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter
 from pydantic import Field
+from starlette.responses import Response
 
 from octavo.base.errors import ConfigError, ModelError
 from octavo.server.api.fields import MAX_INT, Body
+from octavo.server.api.responses import describe
 from octavo.server.api.server_context import ServerContext
 from octavo.server.http.background import in_background
 from octavo.server.http.body import JsonRoute
@@ -39,7 +41,11 @@ class UnloadRequest(Body):
 def create_router(server: ServerContext) -> APIRouter:
     router = APIRouter(route_class=JsonRoute, tags=["LoRA"])
 
-    @router.post("/v1/load_lora_adapter", response_model=None)
+    @router.post(
+        "/v1/load_lora_adapter",
+        response_model=None,
+        responses=describe(None),
+    )
     async def load(body: LoadRequest) -> Response:
         """Read and check an adapter; requests have it by its name from then on."""
         _check_reach(server)
@@ -56,7 +62,11 @@ def create_router(server: ServerContext) -> APIRouter:
         _log.info("adapter %s was loaded", body.lora_name)
         return _text(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
-    @router.post("/v1/unload_lora_adapter", response_model=None)
+    @router.post(
+        "/v1/unload_lora_adapter",
+        response_model=None,
+        responses=describe(None),
+    )
     async def unload(body: UnloadRequest) -> Response:
         """Forget an adapter. Requests that have it go on."""
         _check_reach(server)

@@ -20,14 +20,19 @@ _ERRORS = {
 }
 
 
-def describe(model: type[BaseModel], chunk: type[BaseModel] | None = None) -> dict[int | str, Any]:
+def describe(
+    model: type[BaseModel] | None, chunk: type[BaseModel] | None = None
+) -> dict[int | str, Any]:
     """Return the ``responses`` of a route that answers with ``model``, or streams ``chunk``
-    objects."""
+    objects. None is a text."""
     responses: dict[int | str, Any] = {
         status: {"model": Error, "description": text} for status, text in _ERRORS.items()
     }
     responses["default"] = {"model": Error, "description": "Another error."}
     responses[200] = {"model": model, "description": "The answer."}
+    if model is None:
+        text = {"schema": {"type": "string"}}
+        responses[200] = {"description": "The answer.", "content": {"text/plain": text}}
     if chunk is not None:
         data = {"type": "string", "description": f"a {chunk.__name__} object as JSON, or [DONE]"}
         stream = {"schema": {"type": "object", "properties": {"data": data}}}  # each event

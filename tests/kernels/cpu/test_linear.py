@@ -602,7 +602,7 @@ def test_no_rows_are_nothing(native):
             "remainder_above -1: it must not be negative",
         ),
         (lambda a: setattr(a, "remainder_above", math.nan), "remainder_above nan"),
-        (lambda a: setattr(a, "epilogue", 7), "unknown epilogue 7"),
+        (lambda a: setattr(a, "epilogue", 99), "unknown epilogue 99"),
         (lambda a: setattr(a, "num_segments", 0), "has 0 segments"),
         (lambda a: setattr(a, "num_segments", 5), "has 5 segments"),
         (lambda a: setattr(a, "epilogue", abi.OCT_EPI_RESIDUAL), "no residual"),

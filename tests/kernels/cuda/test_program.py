@@ -145,7 +145,8 @@ def test_sinks():
         return [replace(p, sinks=sinks) if isinstance(p, FusedAttention) else p for p in ops]
 
     def attend(*arguments):
-        return reference.paged_attention(*arguments[:-1], torch.from_numpy(sinks))
+        *others, _, bidirectional = arguments
+        return reference.paged_attention(*others, torch.from_numpy(sinks), bidirectional)
 
     twin = eager_twin(LLAMA, model, paged_attention=attend)
     program = fused_program(LLAMA, model, change=with_sinks)

@@ -261,10 +261,10 @@ def test_errors_have_their_classes(openai, client, tiny) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         ask(model="gpt-5", prompt="Hi")
     assert caught.value.code == "model_not_found"
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.BadRequestError, match="generates text"):
         client.embeddings.create(model=MODEL, input="Hi")
     with pytest.raises(openai.NotFoundError):
-        client.responses.create(model=MODEL, input="Hi")
+        client.moderations.create(model=MODEL, input="Hi")
 
     with pytest.raises(openai.AuthenticationError) as caught:
         tiny.with_options(api_key="wrong-key").completions.create(**TINY, prompt="Hi")

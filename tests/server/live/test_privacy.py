@@ -14,7 +14,10 @@ from typing import Any
 
 import pytest
 
-OPERATORS = ("/steps", "/metrics", "/load", "/slots", "/octavo/tensors", "/octavo/tensors/{name}")
+OPERATORS = (
+    *("/steps", "/metrics", "/load", "/slots", "/octavo/tensors", "/octavo/tensors/{name}"),
+    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+)
 KEY, OTHER_KEY, WRONG_KEY = "sk-canary-ann-7d1f", "sk-canary-bob-93ac", "sk-canary-eve-0000"
 VARIABLE_KEY = "sk-canary-variable-55aa"
 PROMPT = "canary prompt: the treasure is under the oak"

@@ -151,7 +151,7 @@ class GenerationBody(ConstrainedBody):
 
     @property
     def keep_seconds(self) -> float | None:
-        """For how long the model is to stay in memory; below 0 is for ever, None was not said.
+        """Seconds for which the model is to stay in memory; below 0 is for ever, None was not said.
 
         Raises:
             InvalidRequestError: it is no time.

@@ -92,7 +92,7 @@ class LoadedModel:
         """Return the entry of each of its names."""
         family = await self._family()
         names = self._server.model_names
-        return [self._entry(name, family) for name in names]
+        return [self._one_entry(name, family) for name in names]
 
     async def running_entries(self, unload_after: float | None) -> list[dict[str, Any]]:
         """Return the same with what it takes, and when it is unloaded: in so many seconds."""
@@ -123,20 +123,20 @@ class LoadedModel:
             "parameters": self._parameters,
             "template": template,
             "license": "",
-            "details": self._details(family),
+            "details": self._shape_of(family),
             "model_info": self._info(family),
             "capabilities": capabilities,
             "modified_at": timestamp(server.created),
         }
 
-    def _entry(self, name: str, family: str) -> dict[str, Any]:
+    def _one_entry(self, name: str, family: str) -> dict[str, Any]:
         return {
             "name": name,
             "model": name,
             "modified_at": timestamp(self._server.created),
             "size": self._size,
             "digest": self._digest,
-            "details": self._details(family),
+            "details": self._shape_of(family),
         }
 
     @property
@@ -151,9 +151,9 @@ class LoadedModel:
         known = repr((name, sorted(facts.rank_model.items()), dtype))
         return hashlib.sha256(known.encode()).hexdigest()
 
-    def _details(self, family: str) -> dict[str, Any]:
+    def _shape_of(self, family: str) -> dict[str, Any]:
         dtype = str(self._server.engine.facts.info.get("dtype") or "")
-        return _details(self._server.model_path, family, _shortened(self._num_params), dtype)
+        return _shape_of(self._server.model_path, family, _shortened(self._num_params), dtype)
 
     @property
     def _num_params(self) -> int:
@@ -196,13 +196,13 @@ async def _entries_of_files(status: ModelStatus, created: int) -> list[dict[str,
             "modified_at": timestamp(created),
             "size": (status.memory_bytes or {}).get("weights", 0),
             "digest": digest,
-            "details": _details(status.path, family, "", ""),
+            "details": _shape_of(status.path, family, "", ""),
         }
         for name in status.names
     ]
 
 
-def _details(path: Path | None, family: str, size: str, dtype: str) -> dict[str, Any]:
+def _shape_of(path: Path | None, family: str, size: str, dtype: str) -> dict[str, Any]:
     is_gguf = path is not None and path.suffix == ".gguf"
     return {
         "parent_model": "",

@@ -67,7 +67,7 @@ def create_router(server: ServerContext) -> APIRouter:
     router = APIRouter(route_class=OllamaRoute, tags=["Ollama"], prefix=PREFIX)
     models = ServedModels(server)
 
-    @router.post("/chat", response_model=None, responses=_describe(ChatResponse))
+    @router.post("/chat", response_model=None, responses=describe_ollama(ChatResponse))
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Continue a conversation."""
         models.find(body.model)
@@ -90,7 +90,7 @@ def create_router(server: ServerContext) -> APIRouter:
         writer = ChatWriter(body, answer, names, context.arrival_time)
         return await _respond(server, request, body, answer, writer)
 
-    @router.post("/generate", response_model=None, responses=_describe(GenerateResponse))
+    @router.post("/generate", response_model=None, responses=describe_ollama(GenerateResponse))
     async def generate(body: GenerateRequest, request: Request) -> Response:
         """Answer a prompt, complete a text, or fill in what belongs between two."""
         models.find(body.model)
@@ -105,27 +105,27 @@ def create_router(server: ServerContext) -> APIRouter:
         writer = GenerateWriter(body, answer, names, arrival_time, gives_context=gives_context)
         return await _respond(server, request, body, answer, writer)
 
-    @router.get("/tags", response_model=None, responses=_describe(Models))
+    @router.get("/tags", response_model=None, responses=describe_ollama(Models))
     async def list_models() -> Response:
         """List the models."""
         return _json({"models": await models.tags()})
 
-    @router.get("/ps", response_model=None, responses=_describe(Models))
+    @router.get("/ps", response_model=None, responses=describe_ollama(Models))
     async def list_running_models() -> Response:
         """List the models in memory."""
         return _json({"models": await models.running()})
 
-    @router.post("/show", response_model=None, responses=_describe(ModelDescription))
+    @router.post("/show", response_model=None, responses=describe_ollama(ModelDescription))
     async def show(body: ShowRequest) -> Response:
         """Describe a model."""
         return _json(await models.show(body.model))
 
-    @router.get("/version", response_model=None, responses=_describe(Version))
+    @router.get("/version", response_model=None, responses=describe_ollama(Version))
     async def version() -> Response:
         """Return the version of Ollama whose API this is, and that of octavo."""
         return _json({"version": API_VERSION, "octavo": __version__})
 
-    @router.post("/pull", response_model=None, responses=_describe(Status))
+    @router.post("/pull", response_model=None, responses=describe_ollama(Status))
     async def pull(body: ModelRequest) -> Response:
         """Confirm that a model is there; others are fetched by the operator."""
         models.find(body.model)
@@ -137,17 +137,17 @@ def create_router(server: ServerContext) -> APIRouter:
 
     for path in ("/push", "/create"):
 
-        @router.post(path, response_model=None, responses=_describe(Status))
+        @router.post(path, response_model=None, responses=describe_ollama(Status))
         async def change(body: ModelRequest) -> Response:
             """Refuse: clients do not change models here."""
             raise _operators()
 
-    @router.post("/copy", response_model=None, responses=_describe(Status))
+    @router.post("/copy", response_model=None, responses=describe_ollama(Status))
     async def copy(body: CopyRequest) -> Response:
         """Refuse: clients do not change models here."""
         raise _operators()
 
-    @router.delete("/delete", response_model=None, responses=_describe(Status))
+    @router.delete("/delete", response_model=None, responses=describe_ollama(Status))
     async def delete(body: ModelRequest) -> Response:
         """Refuse: clients do not change models here."""
         raise _operators()
@@ -155,7 +155,8 @@ def create_router(server: ServerContext) -> APIRouter:
     return router
 
 
-def _describe(model: Any) -> dict[int | str, Any]:
+def describe_ollama(model: Any) -> dict[int | str, Any]:
+    """Return the ``responses`` of a route whose errors have Ollama's form."""
     responses = describe(model)
     for status, response in responses.items():
         if status != 200:

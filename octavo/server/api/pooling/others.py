@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from starlette.responses import JSONResponse
 
 from octavo.core.pooling_params import PoolingParams
+from octavo.server.api.ollama.routes import OllamaRoute, describe_ollama
 from octavo.server.api.pooling import body as protocol
 from octavo.server.api.pooling.body import (
     LlamaEmbeddingRequest,
@@ -23,24 +21,7 @@ from octavo.server.api.pooling.routes import json_response, pool_texts, vector_w
 from octavo.server.api.responses import describe
 from octavo.server.api.server_context import ServerContext
 from octavo.server.http.body import JsonRoute
-from octavo.server.http.errors import to_http_error
 from octavo.server.http.json_text import encode
-
-
-class _OllamaRoute(JsonRoute):
-    """A route whose errors have Ollama's body: a message alone."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        answer = super().get_route_handler()
-
-        async def answer_errors(request: Request) -> Response:
-            try:
-                return await answer(request)
-            except Exception as error:
-                made = to_http_error(error)
-                return JSONResponse({"error": made.message}, made.status, made.headers)
-
-        return answer_errors
 
 
 def create_router(server: ServerContext) -> APIRouter:
@@ -88,11 +69,11 @@ def create_router(server: ServerContext) -> APIRouter:
 
 def create_ollama_router(server: ServerContext) -> APIRouter:
     """Return Ollama's routes of embeddings."""
-    router = APIRouter(route_class=_OllamaRoute, tags=["Ollama"])
+    router = APIRouter(route_class=OllamaRoute, tags=["Ollama"])
     pooling = PoolingServer(server)
 
     @router.post(
-        "/api/embed", response_model=None, responses=describe(protocol.OllamaEmbedResponse)
+        "/api/embed", response_model=None, responses=describe_ollama(protocol.OllamaEmbedResponse)
     )
     async def embed(body: OllamaEmbedRequest, request: Request) -> Response:
         """Embed texts, in Ollama's form."""
@@ -118,7 +99,7 @@ def create_ollama_router(server: ServerContext) -> APIRouter:
     @router.post(
         "/api/embeddings",
         response_model=None,
-        responses=describe(protocol.OllamaEmbeddingsResponse),
+        responses=describe_ollama(protocol.OllamaEmbeddingsResponse),
     )
     async def embed_one(body: OllamaEmbeddingsRequest, request: Request) -> Response:
         """Embed one text, in Ollama's older form."""
