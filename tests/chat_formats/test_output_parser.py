@@ -168,7 +168,7 @@ def test_work_of_every_format_grows_with_hostile_text_and_no_faster(name, is_con
 
 @pytest.mark.parametrize("name", CASES)
 def test_much_is_parsed_and_nothing_of_it_is_kept(name):
-    """What a parser holds is bounded, whatever has gone through it."""
+    """A parser holds a bounded number of characters, however many have gone through it."""
     format = CASES[name].format()
     parser = format.parser(TOOLS, is_constrained=True)
     piece = (format.openers or ("{",))[0] * 64

@@ -1,4 +1,4 @@
-"""What is in a model's files."""
+"""``octavo show``: the description of a model's files."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class Named:
 
 
 @dataclass
-class Shelf(Adapters):
+class FewAdapters(Adapters):
     """Adapters with room for ``most`` beside each other; those in ``absent`` are being loaded."""
 
     most: int = 1
@@ -31,9 +31,9 @@ class Shelf(Adapters):
         return AdapterState.LOADING if adapter.digest in self.absent else AdapterState.READY
 
 
-def scheduler_with(shelf, **limits) -> Scheduler:
+def scheduler_with(adapters, **limits) -> Scheduler:
     return Scheduler(
-        SchedulerConfig(max_model_len=64, **limits), BlockManager(64, 4), adapters=shelf
+        SchedulerConfig(max_model_len=64, **limits), BlockManager(64, 4), adapters=adapters
     )
 
 
@@ -52,18 +52,18 @@ def step(scheduler) -> list[str]:
 
 
 def test_one_that_is_loaded_is_passed_over_by_others():
-    shelf = Shelf(most=2, absent={"a"})
-    scheduler = scheduler_with(shelf)
+    adapters = FewAdapters(most=2, absent={"a"})
+    scheduler = scheduler_with(adapters)
     add(scheduler, "first", "a")
     add(scheduler, "plain")
     add(scheduler, "other", "b")
     assert step(scheduler) == ["plain", "other"]
-    shelf.absent.clear()
+    adapters.absent.clear()
     assert step(scheduler) == ["plain", "other", "first"]
 
 
 def test_requests_of_one_adapter_run_together_and_others_wait():
-    scheduler = scheduler_with(Shelf(most=1))
+    scheduler = scheduler_with(FewAdapters(most=1))
     for name, adapter in (("a1", "a"), ("a2", "a"), ("b1", "b"), ("plain", None)):
         add(scheduler, name, adapter)
     assert step(scheduler) == ["a1", "a2", "plain"]
@@ -71,7 +71,7 @@ def test_requests_of_one_adapter_run_together_and_others_wait():
 
 def test_none_is_passed_over_for_ever():
     """New requests for an adapter that runs do not keep another one out."""
-    scheduler = scheduler_with(Shelf(most=1))
+    scheduler = scheduler_with(FewAdapters(most=1))
     add(scheduler, "a0", "a")
     assert step(scheduler) == ["a0"]
     add(scheduler, "b", "b")

@@ -14,6 +14,13 @@ from octavo.serving.answer_reader import AnswerReader, AskedTools
 from octavo.serving.chat_templates import RenderedChat
 from octavo.serving.outputs import Delta
 
+# A template that shows what it is given of each message, and begins a thought.
+SHOWS = (
+    "{% for m in messages %}[{{ m.role }}:{% if m.reasoning_content %}({{ m.reasoning_content }})"
+    "{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}"
+    "{{ c.function.arguments | tojson }}{% endfor %}{% if m.name %}={{ m.name }}{% endif %}]"
+    "{% endfor %}{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}<think>"
+)
 QWEN3 = (
     "{% for m in messages %}<|user|>{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>\n"
     '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n'
@@ -110,3 +117,12 @@ def named_events(response):
         found.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {found[-1]['type']}"
     return found
+
+
+def writing_service(create_service, *texts, template=QWEN3, size=None, reason="stop", **settings):
+    """A service whose engine writes ``texts``, and that engine."""
+    engine = Writer(*texts, size=size, reason=reason)
+    service = create_service(engine, **settings)
+    object.__setattr__(service, "observer", Observer())
+    service.prompts._chat_template = template
+    return service, engine

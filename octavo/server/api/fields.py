@@ -235,6 +235,10 @@ Stop = Annotated[
     Discriminator(lambda value: "list" if isinstance(value, list) else "string"),
 ]
 Breakers = Annotated[list[Text], Field(max_length=MAX_BREAKERS, fail_fast=True)]
+ToolChoice = Annotated[
+    Annotated[str, Tag("mode")] | Annotated[Object, Tag("object")],
+    Discriminator(lambda value: "object" if isinstance(value, dict) else "mode"),
+]
 BadWords = Annotated[list[Text], Field(max_length=MAX_BAD_WORDS, fail_fast=True)]
 LogitBias = Annotated[
     dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]],

@@ -7,7 +7,7 @@ import json
 
 import pytest
 from format_cases import CASES, TOOLS
-from writing_engine import QWEN3, Observer, Writer, named_events, send
+from writing_engine import QWEN3, SHOWS, Writer, named_events, send, writing_service
 
 from octavo.server.api.anthropic import routes
 from octavo.server.api.anthropic.answers import AnswerMessage
@@ -27,22 +27,13 @@ CLAUDE_TOOLS = [
 ]
 PATH = "/v1/messages"
 USER = [{"role": "user", "content": "Hello"}]
-SHOWS = (
-    "{% for m in messages %}[{{ m.role }}:{% if m.reasoning_content %}({{ m.reasoning_content }})"
-    "{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}"
-    "{{ c.function.arguments | tojson }}{% endfor %}{% if m.name %}={{ m.name }}{% endif %}]"
-    "{% endfor %}{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}<think>"
-)
 
 
 @pytest.fixture
 def api(create_service, create_test_app, byte_tokenizer):
     class Api:
-        def __init__(self, *texts, template=QWEN3, size=None, reason="stop", **settings):
-            self.engine = Writer(*texts, size=size, reason=reason)
-            service = create_service(self.engine, **settings)
-            object.__setattr__(service, "observer", Observer())
-            service.prompts._chat_template = template
+        def __init__(self, *texts, **settings):
+            service, self.engine = writing_service(create_service, *texts, **settings)
             self.app = create_test_app(routes.create_router(service))
 
         def post(self, messages=USER, expect=200, path=PATH, headers=None, **body):

@@ -7,7 +7,7 @@ import json
 
 import pytest
 from format_cases import TOOLS
-from writing_engine import QWEN3, Observer, Writer, send
+from writing_engine import QWEN3, SHOWS, Writer, send, writing_service
 
 from octavo.core.batch import TokenLogprobs
 from octavo.server.api.ollama import routes
@@ -22,22 +22,13 @@ CALLS = (
     '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 )
 USER = [{"role": "user", "content": "Hello"}]
-SHOWS = (
-    "{% for m in messages %}[{{ m.role }}:{% if m.reasoning_content %}({{ m.reasoning_content }})"
-    "{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}"
-    "{{ c.function.arguments | tojson }}{% endfor %}{% if m.name %}={{ m.name }}{% endif %}]"
-    "{% endfor %}{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}<think>"
-)
 
 
 @pytest.fixture
 def api(create_service, create_test_app, byte_tokenizer):
     class Api:
-        def __init__(self, *texts, template=QWEN3, size=None, reason="stop", **settings):
-            self.engine = Writer(*texts, size=size, reason=reason)
-            self.service = create_service(self.engine, **settings)
-            object.__setattr__(self.service, "observer", Observer())
-            self.service.prompts._chat_template = template
+        def __init__(self, *texts, **settings):
+            self.service, self.engine = writing_service(create_service, *texts, **settings)
             self.app = create_test_app(routes.create_router(self.service))
 
         def send(self, method, path, **kwargs):

@@ -8,7 +8,7 @@ import json
 import httpx
 import pytest
 from format_cases import TOOLS
-from writing_engine import QWEN3, Observer, Writer, named_events, send
+from writing_engine import Writer, named_events, send, writing_service
 
 from octavo.core.batch import TokenLogprobs
 from octavo.server.api.openai.responses import routes
@@ -27,11 +27,8 @@ NAMED = {"type": "function", "name": "run"}
 @pytest.fixture
 def api(create_service, create_test_app, byte_tokenizer):
     class Api:
-        def __init__(self, *texts, template=QWEN3, size=None, reason="stop", **settings):
-            self.engine = Writer(*texts, size=size, reason=reason)
-            service = create_service(self.engine, **settings)
-            object.__setattr__(service, "observer", Observer())
-            service.prompts._chat_template = template
+        def __init__(self, *texts, **settings):
+            service, self.engine = writing_service(create_service, *texts, **settings)
             self.router = routes.create_router(service)
 
         def app_of(self):

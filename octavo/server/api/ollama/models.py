@@ -123,7 +123,7 @@ class LoadedModel:
             "parameters": self._parameters,
             "template": template,
             "license": "",
-            "details": self._shape_of(family),
+            "details": self._model_details(family),
             "model_info": self._info(family),
             "capabilities": capabilities,
             "modified_at": timestamp(server.created),
@@ -136,7 +136,7 @@ class LoadedModel:
             "modified_at": timestamp(self._server.created),
             "size": self._size,
             "digest": self._digest,
-            "details": self._shape_of(family),
+            "details": self._model_details(family),
         }
 
     @property
@@ -151,9 +151,9 @@ class LoadedModel:
         known = repr((name, sorted(facts.rank_model.items()), dtype))
         return hashlib.sha256(known.encode()).hexdigest()
 
-    def _shape_of(self, family: str) -> dict[str, Any]:
+    def _model_details(self, family: str) -> dict[str, Any]:
         dtype = str(self._server.engine.facts.info.get("dtype") or "")
-        return _shape_of(self._server.model_path, family, _shortened(self._num_params), dtype)
+        return _model_details(self._server.model_path, family, _shortened(self._num_params), dtype)
 
     @property
     def _num_params(self) -> int:
@@ -196,13 +196,13 @@ async def _entries_of_files(status: ModelStatus, created: int) -> list[dict[str,
             "modified_at": timestamp(created),
             "size": (status.memory_bytes or {}).get("weights", 0),
             "digest": digest,
-            "details": _shape_of(status.path, family, "", ""),
+            "details": _model_details(status.path, family, "", ""),
         }
         for name in status.names
     ]
 
 
-def _shape_of(path: Path | None, family: str, size: str, dtype: str) -> dict[str, Any]:
+def _model_details(path: Path | None, family: str, size: str, dtype: str) -> dict[str, Any]:
     is_gguf = path is not None and path.suffix == ".gguf"
     return {
         "parent_model": "",

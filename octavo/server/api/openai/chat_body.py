@@ -18,6 +18,7 @@ from octavo.server.api.fields import (
     NoEffect,
     Object,
     Only,
+    ToolChoice,
     Unsupported,
 )
 from octavo.server.api.prompts import MAX_MESSAGES, MAX_TOOLS
@@ -133,13 +134,9 @@ class ChatCompletionRequest(GenerationFields):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="needs logprobs")
 
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: (
-        Annotated[
-            Annotated[str, Tag("mode")] | Annotated[Object, Tag("object")],
-            Discriminator(lambda value: "object" if isinstance(value, dict) else "mode"),
-        ]
-        | None
-    ) = Field(None, description="none, auto, required, a function, or allowed_tools (auto)")
+    tool_choice: ToolChoice | None = Field(
+        None, description="none, auto, required, a function, or allowed_tools (auto)"
+    )
     parallel_tool_calls: bool | None = Field(None, description="several calls at once (yes)")
     documents: Annotated[list[Object], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
     reasoning_effort: Label | None = Field(

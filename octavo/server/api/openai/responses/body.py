@@ -19,6 +19,7 @@ from octavo.server.api.fields import (
     Object,
     Only,
     StreamOptions,
+    ToolChoice,
     Unsupported,
 )
 from octavo.server.api.openai.responses.items import (
@@ -207,13 +208,9 @@ class ChatFields(Body):
     instructions: str | None = Field(None, description="of the system, for this answer alone")
     previous_response_id: ItemId | None = Field(None, description="of an answer that is kept")
     tools: Tools | None = None
-    tool_choice: (
-        Annotated[
-            Annotated[str, Tag("mode")] | Annotated[Object, Tag("object")],
-            Discriminator(lambda value: "object" if isinstance(value, dict) else "mode"),
-        ]
-        | None
-    ) = Field(None, description="none, auto, required, a function, or allowed_tools (auto)")
+    tool_choice: ToolChoice | None = Field(
+        None, description="none, auto, required, a function, or allowed_tools (auto)"
+    )
     parallel_tool_calls: bool | None = Field(None, description="several calls at once (yes)")
     reasoning: Reasoning | None = None
     text: TextSettings | None = None
